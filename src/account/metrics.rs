@@ -1,0 +1,1 @@
+//! Counters and gauges, as `GET /metrics` shows them.
