@@ -1,102 +1,284 @@
 //! The flow of one exchange, stage by stage.
+//!
+//! [`Sidecar::handle`] is the table of the crate's first page: admit the request, read its body, say what it is
+//! ([`post`]), send it once ([`forward`]), and give the answer to the relay ([`answer`]). Whatever an exchange holds
+//! lives in its future or in its response body, so that dropping either ends it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+mod admit;
+mod answer;
+mod forward;
+mod post;
+mod settings;
+mod wait;
 
-use http::HeaderMap;
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use crate::{relay, secret::Secret, upstream::Upstream};
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header, request::Parts};
+use http_body::Body as _;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use tokio::time;
 
-/// Everything a reload may change, as one value: an exchange goes on under the one it began with.
+pub use settings::{Auth, Credential, LegacyDisconnect, Limits, Route, RouteState, Settings};
+
+use crate::{
+    account::{Account, CancelledBy, Outcome, log::Sink},
+    cancel::Canceller,
+    clock::Clock,
+    error::Refusal,
+    exchange::Exchange,
+    headers,
+    inflight::{Registry, Sort},
+    limits::Places,
+    relay::{Body, held},
+    server::Peer,
+    session::Sessions,
+};
+
+/// One sidecar: what all its exchanges share.
 #[derive(Debug)]
-pub struct Settings {
-    /// Bounds.
-    pub limits: Limits,
-    /// Who may ask.
-    pub auth: Auth,
-    /// The upstreams by the first segment of the path they are served at.
-    pub routes: HashMap<String, Arc<Route>>,
+pub struct Sidecar {
+    settings: ArcSwap<Settings>,
+    registry: Arc<Registry>,
+    sessions: Sessions,
+    canceller: Canceller,
+    sink: Sink,
+    clock: Clock,
+    /// `Via`'s pseudonym, unique to this instance (RFC 9110 § 7.6.3).
+    pseudonym: String,
+    /// Keys the hash of credentials.
+    hash: RandomState,
+    calls: Places,
+    streams: Places,
+    held: Places,
+    detached: Places,
+    draining: AtomicBool,
 }
 
-/// Bounds of one sidecar (contract section 2, `[limits]`).
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes of a request body; larger: 413.
-    pub request_body: usize,
-    /// Bytes of a response body, where it must be held whole.
-    pub response_body: usize,
-    /// Bytes of one SSE event from upstream.
-    pub event: usize,
-    /// How long a node may take to send its body.
-    pub body_timeout: Duration,
-    /// Requests in flight over all upstreams.
-    pub calls: usize,
-    /// `GET` and listen streams.
-    pub streams: usize,
-    /// Bytes held for streams and bodies together.
-    pub buffered: usize,
-    /// A node that takes no byte for this long is closed.
-    pub client_stall: Duration,
+/// What a request has become once it is admitted.
+struct Turn {
+    settings: Arc<Settings>,
+    route: Arc<Route>,
+    parts: Parts,
+    peer: Peer,
+    exchange: Exchange,
 }
 
-/// Who may ask (contract section 2, `[auth]`).
-#[derive(Clone, Debug, Default)]
-pub struct Auth {
-    /// Asked of every node.
-    pub bearer: Option<Secret>,
-    /// Further `Origin` values allowed.
-    pub origins: Vec<String>,
-    /// Further `Host` values allowed on a loopback listener.
-    pub hosts: Vec<String>,
-    /// The listener is bound to loopback (a unix socket counts).
-    pub loopback: bool,
+/// Where an admitted request goes.
+enum Target {
+    /// An upstream's endpoint.
+    Endpoint(Arc<Route>),
+    /// A well-known document of an upstream's origin, by its path.
+    WellKnown(Arc<Route>, String),
 }
 
-/// One upstream as the flow needs it.
-#[derive(Debug)]
-pub struct Route {
-    /// Its name.
-    pub name: String,
-    /// Its connections.
-    pub upstream: Arc<Upstream>,
-    /// Added to every request.
-    pub headers: HeaderMap,
-    /// Sent instead of the node's `Authorization`.
-    pub credential: Option<Credential>,
-    /// No useful activity on a call.
-    pub idle_timeout: Duration,
-    /// From the start of the attempt.
-    pub max_timeout: Duration,
-    /// Requests in flight to this upstream.
-    pub calls: usize,
-    /// A 503 that names a wait is busy too.
-    pub busy_503: bool,
-    /// Also send `Idempotency-Key`.
-    pub idempotency_header: bool,
-    /// How long a legacy cancel waits for its answer.
-    pub cancel_grace: Duration,
-    /// What a legacy node's hang-up means.
-    pub legacy_disconnect: LegacyDisconnect,
-    /// How its streams are relayed.
-    pub relay: relay::Settings,
+impl Sidecar {
+    /// A sidecar under these settings. Must be called within a runtime.
+    pub fn new(settings: Settings, sink: Sink, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            settings: ArcSwap::from_pointee(settings),
+            registry: Arc::default(),
+            sessions: Sessions::default(),
+            canceller: Canceller::start(),
+            sink,
+            clock,
+            pseudonym: format!("mcp-sidecar-{:016x}", fastrand::u64(..)),
+            hash: RandomState::new(),
+            calls: Places::default(),
+            streams: Places::default(),
+            held: Places::default(),
+            detached: Places::default(),
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Takes new settings; exchanges in flight go on under what they began with.
+    pub fn reload(&self, settings: Settings) {
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// The settings that new exchanges begin with.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// Whether a drain has begun.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Begins the drain: streams that no call owns end at once, new calls are busy. Returns when nothing runs any more,
+    /// or `limit` has passed and what still ran was cut.
+    pub async fn drain(&self, limit: Duration) {
+        self.draining.store(true, Ordering::Release);
+        for running in self.registry.all() {
+            if running.sort == Sort::Stream {
+                running.close();
+            }
+        }
+        if time::timeout(limit, self.registry.empty()).await.is_ok() {
+            return;
+        }
+        for running in self.registry.all() {
+            running.cancel(CancelledBy::Drain);
+            running.close();
+        }
+        // What is cut still has to be told to its node.
+        let _ = time::timeout(Duration::from_secs(1), self.registry.empty()).await;
+    }
+
+    /// Answers one request. Never fails: every failure is an answer, and every exchange has its line in the log.
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let settings = self.settings.load_full();
+        let (mut parts, body) = request.into_parts();
+        let peer = parts.extensions.remove::<Peer>().unwrap_or_else(Peer::unknown);
+        let request_id = request_id(&mut parts.headers);
+        let exchange = self.open(&parts, &peer, &request_id);
+        let mut response = match self.admit(&settings, &parts) {
+            Err(refusal) => refuse(exchange, &refusal, drainable(&parts, body)),
+            Ok(target) => self.clone().proceed(target, settings, parts, peer, exchange, body).await,
+        };
+        response.headers_mut().insert(headers::REQUEST_ID, request_id);
+        Ok(response)
+    }
+
+    async fn proceed(
+        self: Arc<Self>,
+        target: Target,
+        settings: Arc<Settings>,
+        parts: Parts,
+        peer: Peer,
+        mut exchange: Exchange,
+        body: Incoming,
+    ) -> Response<Body> {
+        let limits = &settings.limits;
+        if let Err(refusal) = admit::check_body(&parts, &body, limits, matches!(target, Target::Endpoint(_))) {
+            return refuse(exchange, &refusal, drainable(&parts, body));
+        }
+        let body = match read(body, limits, &mut exchange).await {
+            Ok(body) => body,
+            Err((refusal, rest)) => return refuse(exchange, &refusal, rest),
+        };
+        exchange.account.record.bytes_in = Some(body.len() as u64);
+        let (route, well_known) = match target {
+            Target::Endpoint(route) => (route, None),
+            Target::WellKnown(route, path) => (route, Some(path)),
+        };
+        exchange.account.record.upstream = Some(route.name.clone());
+        exchange.route = Some(route.clone());
+        let turn = Turn { settings, route, parts, peer, exchange };
+        match well_known {
+            Some(path) => self.well_known(turn, &path, body).await,
+            None if turn.parts.method == Method::POST => self.post(turn, body).await,
+            None => self.pass(turn, body).await,
+        }
+    }
+
+    fn open(&self, parts: &Parts, peer: &Peer, request_id: &HeaderValue) -> Exchange {
+        let request_id = request_id.to_str().unwrap_or_default().to_owned();
+        let mut account = Account::open(self.sink.clone(), self.clock.now(), request_id);
+        let record = &mut account.record;
+        record.peer = Some(peer.label.as_ref().to_owned());
+        record.http_method = Some(parts.method.as_str().to_owned());
+        record.path = Some(parts.uri.path().to_owned());
+        record.http = Some(if parts.version == Version::HTTP_2 { "2" } else { "1.1" });
+        Exchange::new(account)
+    }
+
+    /// A keyed hash of the node's credential: what tells clients apart, and is no secret itself.
+    fn principal(&self, headers: &HeaderMap) -> Option<u64> {
+        headers.get(header::AUTHORIZATION).map(|value| self.hash.hash_one(value.as_bytes()))
+    }
 }
 
-/// The upstream's own credential.
-#[derive(Clone, Debug)]
-pub enum Credential {
-    /// `bearer` of the configuration.
-    Bearer(Secret),
-    /// User info of the configured URL, as the (sensitive) value of `Authorization: Basic`.
-    Basic(http::HeaderValue),
+/// Reads a node's body whole. The rest of a body that is too large comes back, so that the refusal can be read.
+async fn read(
+    body: Incoming,
+    limits: &Limits,
+    exchange: &mut Exchange,
+) -> Result<Bytes, (Refusal, Option<Incoming>)> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let mut limited = Limited::new(body, limits.request_body);
+    let deadline = time::Instant::now() + limits.body_timeout;
+    let mut first = Bytes::new();
+    let mut joined = Vec::new();
+    loop {
+        let frame = match time::timeout_at(deadline, limited.frame()).await {
+            Err(_) => return Err((admit::too_slow(limits), None)),
+            Ok(None) => break,
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
+                return Err((admit::too_large(limits), Some(limited.into_inner())));
+            }
+            Ok(Some(Err(_))) => {
+                // The node left in the middle of its body: nobody reads the answer.
+                exchange.left = Some(time::Instant::now());
+                return Err((admit::too_slow(limits), None));
+            }
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        if first.is_empty() && joined.is_empty() {
+            first = data;
+        } else {
+            joined.extend_from_slice(&std::mem::take(&mut first));
+            joined.extend_from_slice(&data);
+        }
+    }
+    Ok(if joined.is_empty() { first } else { joined.into() })
 }
 
-/// What a legacy node's hang-up means beyond closing the upstream's stream (contract section 8).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LegacyDisconnect {
-    /// `cancel` for calls that have a key.
-    #[default]
-    Auto,
-    /// Nothing more.
-    Close,
-    /// `notifications/cancelled` is POSTed.
-    Cancel,
+/// The node's request id, or a new one; one that is not plain is replaced.
+fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+    let plain =
+        |value: &&HeaderValue| (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic);
+    if let Some(id) = headers.get(headers::REQUEST_ID).filter(plain) {
+        return id.clone();
+    }
+    let id = HeaderValue::try_from(format!("{:032x}", fastrand::u128(..)));
+    id.unwrap_or_else(|_| HeaderValue::from_static("0"))
+}
+
+/// A body worth draining after a refusal. A node that waits for `100 Continue` sends none.
+fn drainable(parts: &Parts, body: Incoming) -> Option<Incoming> {
+    (!body.is_end_stream() && !parts.headers.contains_key(header::EXPECT)).then_some(body)
+}
+
+/// How much of a refused body is read so that the node can read the refusal, and for how long.
+const DRAIN_BYTES: usize = 16 * 1024 * 1024;
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+
+/// Refuses the HTTP request. The answer goes out at once; what the node still sends is read and dropped for a while,
+/// since closing on unread bytes would reset the connection under the answer.
+fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> Response<Body> {
+    exchange.account.record.error = Some(refusal.message.clone());
+    exchange.account.record.status = Some(refusal.status.as_u16());
+    if exchange.left.is_none() {
+        exchange.end(Outcome::Refused);
+    }
+    if let Some(rest) = rest {
+        tokio::spawn(time::timeout(DRAIN_TIME, async move {
+            let mut rest = Limited::new(rest, DRAIN_BYTES);
+            while let Some(Ok(_)) = rest.frame().await {}
+        }));
+    }
+    let mut response = Response::new(held::whole(exchange, refusal.body(), Outcome::Refused, false));
+    *response.status_mut() = refusal.status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    for (name, value) in &refusal.headers {
+        headers.insert(name, value.clone());
+    }
+    response
 }

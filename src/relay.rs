@@ -3,10 +3,14 @@
 //! [`sse`] finds the events, [`queue`] holds them for a slow node, [`body`] is what hyper sends.
 
 pub mod body;
+pub mod held;
 pub mod queue;
 pub mod sse;
+pub mod stream;
 
 use std::time::Duration;
+
+pub use body::Body;
 
 /// How streams of one upstream are relayed (contract section 9).
 #[derive(Clone, Debug)]

@@ -1,0 +1,179 @@
+//! What is checked before a body is read, in the order of J-16: framing, `Host`, `Origin`, the node's bearer, the path,
+//! the method, size and content type.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version, header, request::Parts};
+use http_body::Body as _;
+use hyper::body::Incoming;
+
+use super::{Limits, Route, Settings, Sidecar, Target};
+use crate::{
+    error::{INVALID_REQUEST, Refusal},
+    headers,
+};
+
+/// Where OAuth documents live (RFC 8615, RFC 9728).
+const WELL_KNOWN: &str = "/.well-known/";
+/// RFC 9728 § 3.1.
+const PROTECTED_RESOURCE: &str = "/.well-known/oauth-protected-resource";
+
+impl Sidecar {
+    /// Whether the request may pass, and where to.
+    pub(super) fn admit(&self, settings: &Settings, parts: &Parts) -> Result<Target, Refusal> {
+        let auth = &settings.auth;
+        let host = host(parts)?;
+        if auth.loopback && !headers::host_allowed(host, &auth.hosts) {
+            return Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, "this Host is not served here"));
+        }
+        if !headers::origin_allowed(&parts.headers, &auth.origins, auth.loopback) {
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "this Origin is not allowed"));
+        }
+        let path = parts.uri.path();
+        let well_known = path.starts_with(WELL_KNOWN);
+        if !well_known {
+            self.authenticate(settings, &parts.headers)?;
+        }
+        if matches!(parts.method, Method::CONNECT | Method::TRACE) {
+            return Err(method_not_allowed());
+        }
+        if self.is_loop(&parts.headers) {
+            return Err(Refusal::new(StatusCode::BAD_GATEWAY, "the request has passed this sidecar before"));
+        }
+        headers::check_head(&parts.headers).map_err(from_headers)?;
+        if well_known {
+            return well_known_target(settings, path).ok_or_else(no_such_upstream);
+        }
+        endpoint(settings, path).map(Target::Endpoint).ok_or_else(no_such_upstream)
+    }
+
+    fn authenticate(&self, settings: &Settings, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(bearer) = &settings.auth.bearer else { return Ok(()) };
+        let mut values = headers.get_all(header::AUTHORIZATION).iter();
+        let presented = values.next().filter(|_| values.next().is_none()).and_then(|value| {
+            let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
+        });
+        if presented.is_some_and(|token| bearer.matches(token)) {
+            return Ok(());
+        }
+        let mut refusal = Refusal::new(StatusCode::UNAUTHORIZED, "the sidecar asks for its bearer token");
+        refusal.headers.push((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
+        Err(refusal)
+    }
+
+    /// RFC 9110 § 7.6.3: our own pseudonym in `Via` is a loop.
+    fn is_loop(&self, headers: &HeaderMap) -> bool {
+        headers.get_all(header::VIA).iter().any(|via| {
+            let entries = via.as_bytes().split(|byte| *byte == b',');
+            entries.filter_map(|entry| entry.trim_ascii().split(u8::is_ascii_whitespace).nth(1)).any(|by| {
+                by == self.pseudonym.as_bytes()
+            })
+        })
+    }
+}
+
+/// The one authority a request names.
+fn host(parts: &Parts) -> Result<&str, Refusal> {
+    let mut values = parts.headers.get_all(header::HOST).iter();
+    let header = values.next();
+    if values.next().is_some() {
+        return Err(bad_request("the Host header is repeated"));
+    }
+    let header = match header {
+        Some(value) => Some(value.to_str().map_err(|_| bad_request("the Host header is not readable"))?),
+        None => None,
+    };
+    let target = parts.uri.authority().map(http::uri::Authority::as_str);
+    match (header, target) {
+        (None, None) => Err(bad_request("there is no Host header")),
+        // In HTTP/1.1 an absolute-form target is allowed, and chooses no upstream.
+        (Some(header), Some(target)) if parts.version == Version::HTTP_2 && header != target => {
+            Err(bad_request("Host and :authority differ"))
+        }
+        (Some(header), _) => Ok(header),
+        (None, Some(target)) => Ok(target),
+    }
+}
+
+fn endpoint(settings: &Settings, path: &str) -> Option<Arc<Route>> {
+    let name = path.strip_prefix('/')?;
+    let name = name.strip_suffix('/').unwrap_or(name);
+    settings.routes.get(name).cloned()
+}
+
+/// `/.well-known/DOCUMENT/NAME` is the same document of the upstream's path at its origin; a single upstream also serves
+/// the others as they are named.
+fn well_known_target(settings: &Settings, path: &str) -> Option<Target> {
+    let single = (settings.routes.len() == 1).then(|| settings.routes.values().next()).flatten();
+    let (document, name) = path.rsplit_once('/').unwrap_or((path, ""));
+    if let Some(route) = settings.routes.get(name)
+        && (document == PROTECTED_RESOURCE || (single.is_some() && document.len() > WELL_KNOWN.len()))
+    {
+        let own = route.upstream.settings().url.path().trim_end_matches('/');
+        return Some(Target::WellKnown(route.clone(), format!("{document}{own}")));
+    }
+    single.map(|route| Target::WellKnown(route.clone(), path.to_owned()))
+}
+
+/// Checks of the body's head, RFC 9110 § 10.1.1, and a declared length over the limit.
+pub(super) fn check_body(
+    parts: &Parts,
+    body: &Incoming,
+    limits: &Limits,
+    endpoint: bool,
+) -> Result<(), Refusal> {
+    let expects = parts.headers.get(header::EXPECT).map(HeaderValue::as_bytes);
+    if expects.is_some_and(|expect| !expect.eq_ignore_ascii_case(b"100-continue")) {
+        return Err(Refusal::new(StatusCode::EXPECTATION_FAILED, "the expectation cannot be met"));
+    }
+    if body.size_hint().lower() > limits.request_body as u64 {
+        return Err(too_large(limits));
+    }
+    if !endpoint || parts.method != Method::POST {
+        return Ok(());
+    }
+    if headers::content_type(&parts.headers).as_deref() != Some("application/json") {
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type is not application/json"));
+    }
+    let encodings = parts.headers.get_all(header::CONTENT_ENCODING);
+    if encodings.iter().any(|encoding| !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")) {
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request body is encoded"));
+    }
+    Ok(())
+}
+
+pub(super) fn too_large(limits: &Limits) -> Refusal {
+    let message = format!("the request body exceeds {} bytes", limits.request_body);
+    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+}
+
+pub(super) fn too_slow(limits: &Limits) -> Refusal {
+    let message = format!("the request body did not come within {:?}", limits.body_timeout);
+    let mut refusal = Refusal::new(StatusCode::REQUEST_TIMEOUT, message);
+    refusal.headers.push((header::CONNECTION, HeaderValue::from_static("close")));
+    refusal
+}
+
+pub(super) fn from_headers(refusal: headers::Refusal) -> Refusal {
+    match refusal {
+        headers::Refusal::Mismatch(message) => {
+            Refusal::bad_request(crate::error::HEADER_MISMATCH, message, None)
+        }
+        headers::Refusal::Unusable(message) => bad_request(message),
+    }
+}
+
+fn bad_request(message: impl Into<String>) -> Refusal {
+    Refusal::bad_request(INVALID_REQUEST, message, None)
+}
+
+fn no_such_upstream() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "there is no upstream at this path")
+}
+
+fn method_not_allowed() -> Refusal {
+    let mut refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not carried");
+    refusal.headers.push((header::ALLOW, HeaderValue::from_static("GET, POST, DELETE, OPTIONS, HEAD")));
+    refusal
+}

@@ -1,0 +1,554 @@
+//! From the upstream's head, or what came instead of it, to the response that the node gets.
+
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use tokio::time::{self, Duration, Instant};
+
+use super::{
+    Sidecar, Turn,
+    forward::Outgoing,
+    post::{Asked, busy_body, trace, unavailable},
+    wait::{Cut, race},
+};
+use crate::{
+    account::{self, CancelledBy, Outcome, Stream},
+    busy::{self, Busy},
+    error::{self, Failure, Reason},
+    exchange::{self, Exchange},
+    headers,
+    inflight::Sort,
+    limits::Held,
+    message::{
+        Era,
+        answer::{self, Answer},
+    },
+    relay::{
+        Body,
+        clocks::{Clock, Clocks},
+        decode::Decoder,
+        held,
+        stream::{self, Start},
+    },
+    session::Session,
+    upstream,
+};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENT_STREAM: &str = "text/event-stream";
+/// An answer up to here is read before its head is passed on, so that a break becomes an error that the node can read.
+const SMALL: usize = 64 * 1024;
+/// How much of a busy upstream's body is read, if it is there already, to keep the connection.
+const BUSY_BODY: usize = 64 * 1024;
+
+impl Sidecar {
+    /// Sends a request and answers its node, whatever comes.
+    pub(super) async fn forward(self: Arc<Self>, mut turn: Turn, asked: Asked, outgoing: Outgoing) -> Response<Body> {
+        let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        let peer = turn.peer.clone();
+        let sent = race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await;
+        let response = match sent {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return self.failed(turn.exchange, &asked, &error.into()),
+            Err(cut) => return self.cut(turn.exchange, &asked, cut),
+        };
+        if let Some(response) = self.busy(&mut turn, &asked, &response) {
+            settle(response, turn.exchange)
+        } else {
+            self.answer(turn, asked, response).await
+        }
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        turn: Turn,
+        asked: Asked,
+        response: Response<upstream::Body>,
+    ) -> Response<Body> {
+        let (mut head, body) = response.into_parts();
+        self.learn_session(&turn, &asked, head.status, &head.headers);
+        headers::toward_node(&mut head.headers);
+        let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
+        let decoder = coding.and_then(Decoder::new);
+        let readable = decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        if head.status == StatusCode::OK && event_stream && readable {
+            return stream_answer(&self, turn, asked.awaited, asked.clocks, asked.listen, head.headers, body, decoder);
+        }
+        if turn.exchange.is_won() {
+            return empty_stream(turn.exchange);
+        }
+        if !head.status.is_success() || !readable {
+            return pass_through(turn, head, Bytes::new(), body, asked.clocks);
+        }
+        self.held_answer(turn, asked, head, body, decoder).await
+    }
+
+    /// An answer that is read before it is passed on: a call's whole, any other's as far as it is small.
+    async fn held_answer(
+        self: Arc<Self>,
+        mut turn: Turn,
+        asked: Asked,
+        mut head: http::response::Parts,
+        mut body: upstream::Body,
+        mut decoder: Option<Decoder>,
+    ) -> Response<Body> {
+        let limits = &turn.settings.limits;
+        let limit = if asked.call { limits.response_body } else { SMALL };
+        let mut held = Held::new(self.held.clone(), limits.buffered);
+        let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        let reading = read(&mut body, &mut held, &mut decoder, limit);
+        let read = match race(reading, running.as_deref(), &asked.clocks, &turn.peer).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(failure)) => return self.failed(turn.exchange, &asked, &failure),
+            Err(cut) => return self.cut(turn.exchange, &asked, cut),
+        };
+        if turn.exchange.is_won() {
+            return empty_stream(turn.exchange);
+        }
+        if decoder.is_some() {
+            for name in [header::CONTENT_ENCODING, header::CONTENT_LENGTH, header::ETAG] {
+                head.headers.remove(name);
+            }
+        }
+        let bytes = match read {
+            Read::Whole(bytes) => bytes,
+            Read::Begun(_) if asked.call => {
+                let message = format!("the upstream's answer exceeds {limit} bytes");
+                return self.failed(turn.exchange, &asked, &Failure::upstream(message));
+            }
+            // Compressed and large: what was decoded cannot be un-read, so it ends here.
+            Read::Begun(_) if decoder.is_some() => {
+                let message = format!("the upstream's compressed answer exceeds {limit} bytes");
+                return self.failed(turn.exchange, &asked, &Failure::upstream(message));
+            }
+            Read::Begun(first) => return pass_through(turn, head, first, body, asked.clocks),
+        };
+        turn.exchange.answered();
+        let looked = answer::look(&bytes);
+        if asked.call && looked.is_none() {
+            let message = "the upstream's answer to a call is no JSON-RPC message";
+            return self.failed(turn.exchange, &asked, &Failure::upstream(message));
+        }
+        self.learn_protocol(&turn, &asked, &head.headers, &bytes);
+        let outcome = exchange::outcome(looked.as_ref());
+        let bytes = match &looked {
+            Some(Answer::Response(response)) if asked.call && response.forged => {
+                let (bytes, cut) = answer::cut_forged(&bytes, response);
+                turn.exchange.account.forged(cut as u64);
+                head.headers.remove(header::CONTENT_LENGTH);
+                bytes
+            }
+            _ => bytes,
+        };
+        if !bytes.is_empty() {
+            turn.exchange.account.record.stream = Some(Stream::Json);
+        }
+        turn.exchange.account.record.status = Some(head.status.as_u16());
+        turn.exchange.permits.push(held.into());
+        let mut response = Response::new(held::whole(turn.exchange, bytes, outcome, false));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        response
+    }
+
+    /// A busy upstream's answer, if this is one (contract section 4).
+    fn busy(&self, turn: &mut Turn, asked: &Asked, response: &Response<upstream::Body>) -> Option<Told> {
+        if !asked.converts || turn.exchange.is_won() {
+            return None;
+        }
+        let wait = busy::retry_after(response.headers(), self.clock.now());
+        let busy = match response.status() {
+            StatusCode::TOO_MANY_REQUESTS => true,
+            StatusCode::SERVICE_UNAVAILABLE => turn.route.busy_503 && wait.is_some(),
+            _ => false,
+        };
+        if !busy {
+            return None;
+        }
+        let status = response.status().as_u16();
+        let said = Busy { upstream: &turn.route.name, status: Some(status), retry_after: wait.as_deref() };
+        let body = busy_body(&said, asked, turn.exchange.era);
+        turn.exchange.answered();
+        turn.exchange.account.record.retry_after = wait.and_then(|wait| account::token(wait.as_bytes()));
+        let mut headers = response.headers().clone();
+        headers::toward_node(&mut headers);
+        describe_anew(&mut headers);
+        headers.insert(headers::UPSTREAM_STATUS, HeaderValue::from(status));
+        Some(Told { body, headers, accepts_json: asked.accepts_json, outcome: Outcome::Busy })
+    }
+
+    /// An answer of the sidecar's own, HTTP 200, as JSON or, where `Accept` excludes that, as one event.
+    pub(super) fn told(exchange: Exchange, body: Bytes, accepts_json: bool, outcome: Outcome) -> Response<Body> {
+        settle(Told { body, headers: HeaderMap::new(), accepts_json, outcome }, exchange)
+    }
+
+    /// A failure of the hop, told to the node (contract section 10).
+    pub(super) fn failed(&self, mut exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
+        if exchange.is_won() && failure.reason == Reason::UpstreamFailed {
+            return empty_stream(exchange);
+        }
+        exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
+        exchange.fail(failure);
+        if asked.awaited.is_empty() {
+            return told_by_status(exchange, failure);
+        }
+        let request = exchange.account.record.request.clone();
+        let progress = exchange.progress();
+        let errors: Vec<Bytes> = asked
+            .awaited
+            .iter()
+            .map(|id| error::body(failure, Some(id), exchange.upstream(), &request, progress))
+            .collect();
+        let body = match errors.as_slice() {
+            [one] if !asked.batch => one.clone(),
+            all => [&b"["[..], &all.join(&b","[..]), b"]"].concat().into(),
+        };
+        let outcome = exchange.account.record.outcome.unwrap_or(Outcome::Failed);
+        Self::told(exchange, body, asked.accepts_json, outcome)
+    }
+
+    /// What came instead of the upstream's answer.
+    fn cut(&self, mut exchange: Exchange, asked: &Asked, cut: Cut) -> Response<Body> {
+        let failure = match cut {
+            Cut::Gone => {
+                exchange.left = Some(Instant::now());
+                let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                return response;
+            }
+            Cut::Clock(Clock::Idle) => {
+                Failure::unknown(Reason::IdleTimeout, "the upstream was silent for the idle timeout")
+            }
+            Cut::Clock(Clock::Max) => Failure::unknown(Reason::MaxTimeout, "the call reached its maximum time"),
+            Cut::Closed => {
+                let by = exchange.entry.as_ref().and_then(|entry| entry.running.cancelled()).map(|(by, _)| by);
+                match by {
+                    Some(CancelledBy::Notification | CancelledBy::Disconnect) => return empty_stream(exchange),
+                    Some(CancelledBy::Admin) => Failure::unknown(Reason::Killed, "the call was ended by the operator"),
+                    Some(CancelledBy::Policy) => Failure::unknown(Reason::Policy, "the tool is denied now"),
+                    Some(CancelledBy::Drain) | None => {
+                        Failure::unknown(Reason::Draining, "the sidecar is shutting down")
+                    }
+                }
+            }
+        };
+        exchange.notify_upstream();
+        self.failed(exchange, asked, &failure)
+    }
+
+    /// Everything that is no JSON-RPC request: `GET`, `DELETE`, other methods, and messages that have no answer.
+    pub(super) async fn pass(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+        let method = turn.parts.method.clone();
+        let get = method == Method::GET;
+        let now = Instant::now();
+        let mut clocks = Clocks::new(now, Some(turn.route.idle_timeout), Some(turn.route.max_timeout));
+        if get {
+            if let Err(()) = self.take_stream(&mut turn) {
+                return unavailable(turn, None);
+            }
+            clocks = Clocks::new(now, None, None);
+        }
+        trace(&mut turn, None);
+        let outgoing = self.outgoing(&turn, body, get || method == Method::POST);
+        let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        let peer = turn.peer.clone();
+        let asked_nothing = |clocks| Asked {
+            awaited: Vec::new(),
+            call: false,
+            converts: false,
+            initialize: None,
+            batch: false,
+            listen: get,
+            accepts_json: true,
+            scope: self.scope(&turn),
+            clocks,
+        };
+        let asked = asked_nothing(clocks);
+        let message = method == Method::POST;
+        let sent = if message {
+            // Handed over: it goes on whatever its node does.
+            let nobody = crate::server::Peer::unknown();
+            race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &nobody).await
+        } else {
+            race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await
+        };
+        let response = match sent {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return self.failed(turn.exchange, &asked, &error.into()),
+            Err(cut) => return self.cut(turn.exchange, &asked, cut),
+        };
+        let (mut head, body) = response.into_parts();
+        self.learn_session(&turn, &asked, head.status, &head.headers);
+        headers::toward_node(&mut head.headers);
+        if message {
+            turn.exchange.end(by_status(head.status));
+        }
+        let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
+        let decoder = coding.and_then(Decoder::new);
+        let readable = decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        if head.status == StatusCode::OK && event_stream && readable && method != Method::HEAD {
+            return stream_answer(&self, turn, Vec::new(), asked.clocks, true, head.headers, body, decoder);
+        }
+        pass_through(turn, head, Bytes::new(), body, asked.clocks)
+    }
+
+    /// A well-known document: relayed unread, with no credential of the upstream's.
+    pub(super) async fn well_known(self: Arc<Self>, mut turn: Turn, path: &str, body: Bytes) -> Response<Body> {
+        let clocks =
+            Clocks::new(Instant::now(), Some(turn.route.idle_timeout), Some(turn.route.max_timeout));
+        let outgoing = self.outgoing_document(&turn, path, body);
+        let asked = Asked {
+            awaited: Vec::new(),
+            call: false,
+            converts: false,
+            initialize: None,
+            batch: false,
+            listen: false,
+            accepts_json: true,
+            scope: self.scope(&turn),
+            clocks,
+        };
+        let peer = turn.peer.clone();
+        match race(self.send(&mut turn, outgoing), None, &asked.clocks, &peer).await {
+            Ok(Ok(response)) => {
+                let (mut head, body) = response.into_parts();
+                headers::toward_node(&mut head.headers);
+                pass_through(turn, head, Bytes::new(), body, asked.clocks)
+            }
+            Ok(Err(error)) => self.failed(turn.exchange, &asked, &error.into()),
+            Err(cut) => self.cut(turn.exchange, &asked, cut),
+        }
+    }
+
+    /// A `GET` stream's place. One that resumes may carry a call's response: a drain lets it pass.
+    fn take_stream(&self, turn: &mut Turn) -> Result<(), ()> {
+        let resumes = turn.parts.headers.get(headers::LAST_EVENT_ID);
+        if self.is_draining() && resumes.is_none() {
+            turn.exchange.account.record.reason = Some(Reason::Draining.name());
+            return Err(());
+        }
+        let permit = self.streams.take(turn.settings.limits.streams).ok_or(())?;
+        turn.exchange.permits.push(permit);
+        let scope = self.scope(turn);
+        if let Some(id) = resumes {
+            self.canceller.resumed(&scope, id.as_bytes());
+        }
+        let sort = if resumes.is_some() { Sort::Uncancellable } else { Sort::Stream };
+        turn.exchange.entry = Some(self.registry.enter(scope, None, sort, Era::Legacy));
+        Ok(())
+    }
+
+    /// A session that the upstream ended or does not know is forgotten.
+    fn learn_session(&self, turn: &Turn, asked: &Asked, status: StatusCode, _headers: &HeaderMap) {
+        let deleted = turn.parts.method == Method::DELETE && status.is_success();
+        if asked.scope.session.is_some() && (deleted || status == StatusCode::NOT_FOUND) {
+            self.sessions.closed(&asked.scope);
+        }
+    }
+
+    /// What a successful `initialize` settled; only the log and the era rule use it.
+    fn learn_protocol(&self, turn: &Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
+        let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else { return };
+        let protocol = serde_json::from_slice::<Initialized>(bytes).ok().map(|answer| answer.result.protocol_version);
+        let mut scope = self.scope(turn);
+        scope.session = Some(session.as_bytes().into());
+        scope.host = None;
+        self.sessions.opened(scope, Session { protocol, client: client.clone() });
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Initialized {
+    result: InitializeResult,
+}
+
+#[derive(serde::Deserialize)]
+struct InitializeResult {
+    #[serde(rename = "protocolVersion")]
+    protocol_version: String,
+}
+
+/// What the sidecar itself answers, in either form.
+struct Told {
+    body: Bytes,
+    headers: HeaderMap,
+    accepts_json: bool,
+    outcome: Outcome,
+}
+
+fn settle(told: Told, mut exchange: Exchange) -> Response<Body> {
+    let Told { body, mut headers, accepts_json, outcome } = told;
+    let record = &mut exchange.account.record;
+    record.status = Some(200);
+    let body = if accepts_json {
+        record.stream = Some(Stream::Json);
+        headers.insert(header::CONTENT_TYPE, JSON);
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        body
+    } else {
+        record.stream = Some(Stream::Sse);
+        record.events = Some(1);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
+        headers::force_stream(&mut headers);
+        [&b"event: message\ndata: "[..], &body, b"\n\n"].concat().into()
+    };
+    let mut response = Response::new(held::whole(exchange, body, outcome, false));
+    *response.headers_mut() = headers;
+    response
+}
+
+/// What described the upstream's own content does not describe ours.
+fn describe_anew(headers: &mut HeaderMap) {
+    for name in [
+        header::CONTENT_LENGTH,
+        header::CONTENT_ENCODING,
+        header::CONTENT_LANGUAGE,
+        header::CONTENT_LOCATION,
+        header::CONTENT_RANGE,
+        header::CONTENT_DISPOSITION,
+        header::ETAG,
+        header::LAST_MODIFIED,
+        header::ACCEPT_RANGES,
+        header::EXPIRES,
+    ] {
+        headers.remove(name);
+    }
+    for name in ["content-md5", "content-digest", "repr-digest", "digest"] {
+        headers.remove(name);
+    }
+}
+
+/// A failure where there is no id to answer.
+fn told_by_status(exchange: Exchange, failure: &Failure) -> Response<Body> {
+    let request = exchange.account.record.request.clone();
+    let body = error::body(failure, None, exchange.upstream(), &request, None);
+    let mut exchange = exchange;
+    let status = failure.reason.status();
+    exchange.account.record.status = Some(status.as_u16());
+    let outcome = exchange.account.record.outcome.unwrap_or(Outcome::Failed);
+    let mut response = Response::new(held::whole(exchange, body, outcome, false));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
+}
+
+/// The end of a request whose cancel has won: a stream without a response (contract section 8).
+fn empty_stream(mut exchange: Exchange) -> Response<Body> {
+    exchange.account.record.status = Some(200);
+    exchange.account.record.stream = Some(Stream::Sse);
+    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
+    headers::force_stream(headers);
+    response
+}
+
+/// How an HTTP status counts in the log.
+fn by_status(status: StatusCode) -> Outcome {
+    if status.is_client_error() || status.is_server_error() { Outcome::RpcError } else { Outcome::Ok }
+}
+
+/// Status, headers and body as they came.
+fn pass_through(
+    mut turn: Turn,
+    head: http::response::Parts,
+    first: Bytes,
+    rest: upstream::Body,
+    clocks: Clocks,
+) -> Response<Body> {
+    turn.exchange.account.record.status = Some(head.status.as_u16());
+    let never_sent = turn.parts.method == Method::HEAD;
+    let outcome = by_status(head.status);
+    let mut response =
+        Response::new(held::pulled(turn.exchange, first, rest, clocks, outcome, never_sent, turn.peer));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}
+
+/// An event stream, relayed event by event.
+#[allow(clippy::too_many_arguments, reason = "the parts of one answer, each used once")]
+fn stream_answer(
+    sidecar: &Sidecar,
+    mut turn: Turn,
+    awaited: Vec<crate::message::Id>,
+    clocks: Clocks,
+    endless: bool,
+    mut headers: HeaderMap,
+    upstream: upstream::Body,
+    decoder: Option<Decoder>,
+) -> Response<Body> {
+    let limits = &turn.settings.limits;
+    if decoder.is_some() {
+        headers.remove(header::CONTENT_ENCODING);
+    }
+    headers::force_stream(&mut headers);
+    turn.exchange.account.record.status = Some(200);
+    turn.exchange.account.record.stream = Some(Stream::Sse);
+    let body = stream::relay(Start {
+        exchange: turn.exchange,
+        awaited,
+        upstream,
+        decoder,
+        settings: turn.route.relay.clone(),
+        clocks: if endless { Clocks::new(Instant::now(), None, None) } else { clocks },
+        event_limit: limits.event,
+        client_stall: limits.client_stall,
+        idle_timeout: turn.route.idle_timeout,
+        held: Held::new(sidecar.held.clone(), limits.buffered),
+        peer: turn.peer,
+    });
+    let mut response = Response::new(body);
+    *response.headers_mut() = headers;
+    response
+}
+
+/// What was read of a body.
+enum Read {
+    /// All of it.
+    Whole(Bytes),
+    /// More than the limit; this much, and the rest is still to come.
+    Begun(Bytes),
+}
+
+/// Reads a body whole, or until it exceeds `limit`.
+async fn read(
+    body: &mut upstream::Body,
+    held: &mut Held,
+    decoder: &mut Option<Decoder>,
+    limit: usize,
+) -> Result<Read, Failure> {
+    let mut all = BytesMut::new();
+    let mut first = Bytes::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(chunk) = frame?.into_data() else { continue };
+        let chunk = match decoder {
+            Some(decoder) => {
+                let room = limit.saturating_sub(all.len()).saturating_add(1);
+                let broken = |error| Failure::upstream(format!("the upstream's encoding is broken: {error}"));
+                decoder.push(chunk, room).map_err(broken)?
+            }
+            None => chunk,
+        };
+        if first.is_empty() && all.is_empty() {
+            first = chunk;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&chunk);
+        }
+        let size = first.len() + all.len();
+        if size > limit {
+            return Ok(Read::Begun(if all.is_empty() { first } else { all.freeze() }));
+        }
+        while !held.has_room(size == 0) {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        held.set(size);
+    }
+    Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))
+}

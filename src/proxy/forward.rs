@@ -1,0 +1,160 @@
+//! The request as it goes upstream, sent once.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::PathAndQuery};
+
+use super::{Route, Sidecar, Turn};
+use crate::{
+    headers,
+    upstream::{self, Sent},
+};
+
+/// W3C Trace Context § 3.2.
+pub(super) const TRACEPARENT: &str = "traceparent";
+
+/// What goes upstream.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Sidecar {
+    /// The node's request with this hop's headers. `identity`: the answer must be read, so it must not be compressed.
+    pub(super) fn outgoing(&self, turn: &Turn, body: Bytes, identity: bool) -> Outgoing {
+        let mut headers = turn.parts.headers.clone();
+        headers::toward_upstream(&mut headers);
+        if let Ok(via) = HeaderValue::try_from(format!("1.1 {}", self.pseudonym)) {
+            headers.append(header::VIA, via);
+        }
+        if identity {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
+        if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
+            headers.insert(headers::REQUEST_ID, id);
+        }
+        for (name, value) in &turn.route.headers {
+            headers.insert(name, value.clone());
+        }
+        if let Some(credential) = &turn.route.credential {
+            headers.remove(header::AUTHORIZATION);
+            if let Some(value) = credential.authorization() {
+                headers.insert(header::AUTHORIZATION, value);
+            }
+        } else if turn.settings.auth.bearer.is_some() {
+            // What the node sent was for this hop (J-46).
+            headers.remove(header::AUTHORIZATION);
+        }
+        let uri = turn.route.target(turn.parts.uri.query());
+        Outgoing { method: turn.parts.method.clone(), uri, headers, body }
+    }
+
+    /// Sends it once. A 307 or 308 to the upstream's own origin is followed once, and remembered: its first receiver said
+    /// that it did nothing.
+    pub(super) async fn send(
+        &self,
+        turn: &mut Turn,
+        outgoing: Outgoing,
+    ) -> Result<Response<upstream::Body>, upstream::Error> {
+        let route = turn.route.clone();
+        let again = Outgoing {
+            method: outgoing.method.clone(),
+            uri: outgoing.uri.clone(),
+            headers: outgoing.headers.clone(),
+            body: outgoing.body.clone(),
+        };
+        let response = once(&route, turn, outgoing).await?;
+        let Some(target) = same_origin_redirect(&response, &again.uri) else { return Ok(response) };
+        drop(response);
+        remember(&route, &again.uri, &target, turn.parts.uri.query());
+        let again = Outgoing { uri: target, ..again };
+        once(&route, turn, again).await
+    }
+}
+
+async fn once(
+    route: &Route,
+    turn: &mut Turn,
+    outgoing: Outgoing,
+) -> Result<Response<upstream::Body>, upstream::Error> {
+    let mut request = Request::new(outgoing.body);
+    *request.method_mut() = outgoing.method;
+    *request.uri_mut() = outgoing.uri;
+    *request.headers_mut() = outgoing.headers;
+    let mut sent = Noted { sent: Sent::default(), turn };
+    let response = route.upstream.send(request, &mut sent.sent).await;
+    let Noted { turn, .. } = &mut sent;
+    let account = &mut turn.exchange.account;
+    if let Ok(response) = &response {
+        account.record.first_byte_ms = Some(account.opened().elapsed());
+        account.record.upstream_status = Some(response.status().as_u16());
+    }
+    drop(sent);
+    response
+}
+
+/// Notes what sending told in the account, also when the answer never comes.
+struct Noted<'a> {
+    sent: Sent,
+    turn: &'a mut Turn,
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        let record = &mut self.turn.exchange.account.record;
+        if self.sent.connect.is_some() || self.sent.reused {
+            record.connect_ms = self.sent.connect;
+            record.reused = Some(self.sent.reused);
+            record.upstream_http = Some(if self.sent.http2 { "2" } else { "1.1" });
+        }
+    }
+}
+
+/// The target of a 307 or 308 that stays within scheme, host and port (RFC 9110 § 15.4.8, § 15.4.9).
+fn same_origin_redirect(response: &Response<upstream::Body>, sent: &Uri) -> Option<Uri> {
+    if !matches!(response.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
+        return None;
+    }
+    let location = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    let location = location.split('#').next()?;
+    let target = match location.strip_prefix('/') {
+        Some(rest) if !rest.starts_with('/') => location.parse::<PathAndQuery>().ok()?,
+        _ => {
+            let target: Uri = location.parse().ok()?;
+            let same = target.scheme() == sent.scheme()
+                && target.host()?.eq_ignore_ascii_case(sent.host()?)
+                && port(&target) == port(sent);
+            target.into_parts().path_and_query.filter(|_| same)?
+        }
+    };
+    let mut parts = sent.clone().into_parts();
+    (parts.path_and_query.as_ref() != Some(&target)).then_some(())?;
+    parts.path_and_query = Some(target);
+    Uri::from_parts(parts).ok()
+}
+
+fn port(uri: &Uri) -> Option<u16> {
+    let default = match uri.scheme_str() {
+        Some("https") => 443,
+        Some("http") => 80,
+        _ => return None,
+    };
+    Some(uri.port_u16().unwrap_or(default))
+}
+
+/// Remembers where the endpoint is now, if the redirect moved its path and nothing else.
+fn remember(route: &Route, sent: &Uri, target: &Uri, query: Option<&str>) {
+    if sent.query() != target.query() || *sent.path() == *target.path() {
+        return;
+    }
+    let moved = match (query.filter(|query| !query.is_empty()), route.upstream.settings().url.query()) {
+        (None, _) => target.path_and_query().cloned(),
+        (Some(_), Some(own)) => format!("{}?{own}", target.path()).parse().ok(),
+        (Some(_), None) => target.path().parse().ok(),
+    };
+    let url = route.upstream.settings();
+    tracing::warn!(upstream = %url.name, path = %target.path(), "the upstream moved its endpoint, the configured URL is stale");
+    route.state.moved.store(moved.map(std::sync::Arc::new));
+}

@@ -1,0 +1,391 @@
+//! A POSTed message: what it is decides how it travels.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use tokio::time::{self, Instant};
+
+use super::{
+    LegacyDisconnect, Sidecar, Turn, admit,
+    forward::{Outgoing, TRACEPARENT},
+    refuse,
+};
+use crate::{
+    account::{self, CancelledBy, Outcome},
+    busy::{self, Busy},
+    cancel::Notice,
+    error::Refusal,
+    exchange::Request,
+    headers,
+    inflight::{Scope, Sort},
+    message::{self, Era, Id, Kind, Message, Meta, splice},
+    relay::{Body, clocks::Clocks, held},
+};
+
+const INITIALIZE: &str = "initialize";
+const CALL: &str = "tools/call";
+const LISTEN: &str = "subscriptions/listen";
+const CANCELLED: &str = "notifications/cancelled";
+
+/// The sidecar's own member of `_meta`: consumed here (contract section 6).
+const OWN_CALL: &str = "oz0/call";
+/// The idempotency key, as a node puts it there.
+const KEY: &str = "oz0/idempotency_key";
+
+/// Notifications and responses that travel on although their node has hung up, at once.
+const DETACHED: usize = 4096;
+
+/// What the later stages must know of a request.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The ids that await a response: one, or a batch's.
+    pub(super) awaited: Vec<Id>,
+    /// A single `tools/call`.
+    pub(super) call: bool,
+    /// Its 429 becomes a busy tool result: a call (not a legacy task), or a batch of nothing but calls.
+    pub(super) converts: bool,
+    /// It is `initialize`, with the client's name.
+    pub(super) initialize: Option<Option<String>>,
+    /// The message was an array.
+    pub(super) batch: bool,
+    /// A stream without clocks.
+    pub(super) listen: bool,
+    /// The answer may be told as JSON.
+    pub(super) accepts_json: bool,
+    pub(super) scope: Scope,
+    pub(super) clocks: Clocks,
+}
+
+impl Sidecar {
+    pub(super) async fn post(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+        let message = match message::classify(&body) {
+            Ok(message) => message,
+            Err(malformed) => return refuse(turn.exchange, &malformed.into(), None),
+        };
+        let scope = self.scope(&turn);
+        let era = self.describe(&mut turn, &message, &scope);
+        if let Err(refusal) = headers::check_mirrored(&turn.parts.headers, &message, era) {
+            let refusal = Refusal { id: message.id.clone(), ..admit::from_headers(refusal) };
+            return refuse(turn.exchange, &refusal, None);
+        }
+        match message.kind {
+            Kind::Request | Kind::Batch => self.request(turn, &message, &body, scope).await,
+            Kind::Notification if message.method.as_deref() == Some(CANCELLED) => {
+                self.cancelled(turn, &message, body, scope).await
+            }
+            Kind::Notification => self.hand_over(turn, body).await,
+            Kind::Response => {
+                if let Some(id) = &message.id {
+                    self.registry.node_answers(&scope, id);
+                }
+                self.hand_over(turn, body).await
+            }
+            Kind::Other => self.pass(turn, body).await,
+        }
+    }
+
+    /// Whose ids these are.
+    pub(super) fn scope(&self, turn: &Turn) -> Scope {
+        let principal = self.principal(&turn.parts.headers);
+        let session = turn.parts.headers.get(headers::SESSION_ID).map(|id| id.as_bytes().into());
+        let host = (principal.is_none() && session.is_none()).then(|| turn.peer.host.clone());
+        Scope { upstream: turn.route.name.as_str().into(), principal, session, host }
+    }
+
+    /// The era, and what the log says of the message.
+    fn describe(&self, turn: &mut Turn, message: &Message, scope: &Scope) -> Era {
+        let version = turn.parts.headers.get(headers::PROTOCOL_VERSION);
+        let version = version.and_then(|version| version.to_str().ok()).map(str::trim);
+        let session = self.sessions.find(scope);
+        let negotiated = session.as_ref().and_then(|session| session.protocol.as_deref());
+        let (era, protocol) = message::era(message, version, negotiated);
+        turn.exchange.era = era;
+        let record = &mut turn.exchange.account.record;
+        record.era = Some(era);
+        record.protocol = protocol;
+        record.rpc.clone_from(&message.method);
+        record.id = message.id.as_ref().and_then(|id| account::token(id.token()));
+        if message.method.as_deref() == Some(CALL) {
+            record.tool.clone_from(&message.params.name);
+        }
+        record.session = scope.session.as_deref().map(fingerprint);
+        record.client = match &message.params.meta {
+            Meta::Object(meta) => meta.client.clone(),
+            _ => None,
+        }
+        .or_else(|| message.params.client.clone())
+        .or_else(|| session.as_ref().and_then(|session| session.client.clone()));
+        era
+    }
+
+    /// A request (or a batch), from its place among what runs to its answer.
+    async fn request(
+        self: Arc<Self>,
+        mut turn: Turn,
+        message: &Message,
+        body: &Bytes,
+        scope: Scope,
+    ) -> Response<Body> {
+        let mut asked = asked(&turn, message, scope);
+        if let Err(()) = self.take_places(&mut turn, &asked) {
+            return self.too_many(turn, &asked);
+        }
+        let meta = match &message.params.meta {
+            Meta::Object(meta) => meta.traceparent.as_deref(),
+            _ => None,
+        };
+        let parent = trace(&mut turn, meta);
+        let spliced =
+            if asked.call { prepare(&mut turn, message, body, parent.as_deref()) } else { body.clone() };
+        let outgoing = self.outgoing(&turn, spliced, true);
+        self.enter(&mut turn, message, &mut asked, &outgoing);
+        self.forward(turn, asked, outgoing).await
+    }
+
+    /// Takes the request's place under the limits; none are given to new requests while a drain goes on.
+    fn take_places(&self, turn: &mut Turn, asked: &Asked) -> Result<(), ()> {
+        if self.is_draining() {
+            return Err(());
+        }
+        let limits = &turn.settings.limits;
+        let permits = &mut turn.exchange.permits;
+        if asked.listen {
+            permits.push(self.streams.take(limits.streams).ok_or(())?);
+            return Ok(());
+        }
+        if self.held.taken() >= limits.buffered {
+            return Err(());
+        }
+        permits.push(turn.route.state.in_flight.take(turn.route.calls).ok_or(())?);
+        permits.push(self.calls.take(limits.calls).ok_or(())?);
+        Ok(())
+    }
+
+    /// The sidecar's own limit, or a drain: nothing was made (contract section 4).
+    fn too_many(&self, mut turn: Turn, asked: &Asked) -> Response<Body> {
+        turn.exchange.account.record.reason = self.is_draining().then_some("draining");
+        if asked.converts {
+            let busy = Busy { upstream: &turn.route.name, status: None, retry_after: Some("1") };
+            let body = busy_body(&busy, asked, turn.exchange.era);
+            turn.exchange.account.record.retry_after = account::token(b"1");
+            turn.exchange.account.record.status = Some(200);
+            let accepts_json = asked.accepts_json;
+            let mut response = Self::told(turn.exchange, body, accepts_json, Outcome::Busy);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            return response;
+        }
+        unavailable(turn, asked.awaited.first().filter(|_| !asked.batch))
+    }
+
+    /// Enters the request among what runs.
+    fn enter(&self, turn: &mut Turn, message: &Message, asked: &mut Asked, outgoing: &Outgoing) {
+        let era = turn.exchange.era;
+        let method = message.method.as_deref().unwrap_or_default();
+        let task = era == Era::Legacy && message.params.task;
+        let sort = match () {
+            () if asked.listen => Sort::Stream,
+            () if asked.batch || task || asked.initialize.is_some() => Sort::Uncancellable,
+            () => Sort::Request,
+        };
+        let entry = self.registry.enter(asked.scope.clone(), message.id.clone(), sort, era);
+        let meta = match &message.params.meta {
+            Meta::Object(meta) => Some(meta),
+            _ => None,
+        };
+        let keyed = meta.is_some_and(|meta| meta.oz0.contains_key(KEY));
+        let legacy = era == Era::Legacy && sort == Sort::Request;
+        let wanted = match turn.route.legacy_disconnect {
+            LegacyDisconnect::Auto => asked.call && keyed,
+            LegacyDisconnect::Close => false,
+            LegacyDisconnect::Cancel => true,
+        };
+        let notice = message.id.clone().filter(|_| legacy).map(|id| Notice {
+            canceller: self.canceller.clone(),
+            route: turn.route.clone(),
+            headers: notice_headers(outgoing),
+            id,
+            scope: asked.scope.clone(),
+            event_ids: Vec::new(),
+            retry: time::Duration::ZERO,
+            now: false,
+        });
+        turn.exchange.request = Some(Request {
+            id: message.id.clone(),
+            call: asked.call,
+            progress_token: meta.and_then(|meta| meta.progress_token.clone()),
+            cancels_on_disconnect: legacy && wanted && method != "ping" && !method.starts_with("tasks/"),
+            notice,
+        });
+        turn.exchange.entry = Some(entry);
+    }
+
+    /// `notifications/cancelled` from the node (contract section 8).
+    async fn cancelled(
+        self: Arc<Self>,
+        mut turn: Turn,
+        message: &Message,
+        body: Bytes,
+        scope: Scope,
+    ) -> Response<Body> {
+        let found = message.params.request_id.as_ref().and_then(|id| self.registry.find(&scope, id));
+        let target = found
+            .filter(|running| running.sort != Sort::Uncancellable)
+            .filter(|running| running.cancel(CancelledBy::Notification));
+        if turn.exchange.era == Era::Modern {
+            if let Some(running) = target {
+                running.close();
+            }
+            turn.exchange.end(Outcome::Ok);
+            turn.exchange.account.record.status = Some(202);
+            let mut response = Response::new(held::whole(turn.exchange, Bytes::new(), Outcome::Ok, false));
+            *response.status_mut() = StatusCode::ACCEPTED;
+            return response;
+        }
+        let Some(running) = target else { return self.hand_over(turn, body).await };
+        let grace = turn.route.cancel_grace;
+        let closing = running.clone();
+        // The grace bounds how long the call's own stream stays open; the notification itself may take longer.
+        let grace = tokio::spawn(async move {
+            time::sleep(grace).await;
+            closing.close();
+        });
+        let sidecar = self.clone();
+        let delivery = tokio::spawn(async move {
+            let response = sidecar.pass(turn, body).await;
+            running.close();
+            grace.abort();
+            response
+        });
+        delivery.await.unwrap_or_else(|_| Response::new(Body::empty()))
+    }
+
+    /// Sends a message that has no answer of its own, on a task that goes on when its node hangs up: it was handed over.
+    async fn hand_over(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+        let Some(permit) = self.detached.take(DETACHED) else { return self.pass(turn, body).await };
+        turn.exchange.permits.push(permit);
+        let delivery = tokio::spawn(async move { self.pass(turn, body).await });
+        delivery.await.unwrap_or_else(|_| Response::new(Body::empty()))
+    }
+}
+
+fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
+    let era = turn.exchange.era;
+    let method = message.method.as_deref().unwrap_or_default();
+    let batch = message.kind == Kind::Batch;
+    let call = !batch && method == CALL;
+    let listen = !batch && era == Era::Modern && method == LISTEN;
+    let task = era == Era::Legacy && message.params.task;
+    let calls_only = batch
+        && !message.batch.is_empty()
+        && message.batch.iter().all(|one| {
+            one.kind == Kind::Request && one.method.as_deref() == Some(CALL) && !one.params.task
+        });
+    let awaited = if batch {
+        message.batch.iter().filter(|one| one.kind == Kind::Request).filter_map(|one| one.id.clone()).collect()
+    } else {
+        message.id.iter().cloned().collect()
+    };
+    let (idle, max) = match () {
+        () if listen => (None, None),
+        () if method == "tasks/result" => (None, Some(turn.route.max_timeout)),
+        () => (Some(turn.route.idle_timeout), Some(turn.route.max_timeout)),
+    };
+    Asked {
+        awaited,
+        call,
+        converts: (call && !task) || calls_only,
+        initialize: (!batch && method == INITIALIZE).then(|| message.params.client.clone()),
+        batch,
+        listen,
+        accepts_json: headers::accepts(&turn.parts.headers, "application/json"),
+        scope,
+        clocks: Clocks::new(Instant::now(), idle, max),
+    }
+}
+
+/// The busy answer of a call, or of a batch of calls.
+pub(super) fn busy_body(busy: &Busy<'_>, asked: &Asked, era: Era) -> Bytes {
+    match asked.awaited.as_slice() {
+        [id] if !asked.batch => busy::result(busy, id, era),
+        ids => busy::results(busy, &ids.iter().collect::<Vec<_>>()),
+    }
+}
+
+/// 503 that names a wait, for what is no call.
+pub(super) fn unavailable(turn: Turn, id: Option<&Id>) -> Response<Body> {
+    let mut refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the sidecar is at its limit, nothing was sent");
+    refusal.id = id.cloned();
+    refusal.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+    refuse(turn.exchange, &refusal, None)
+}
+
+/// The first 8 hex digits of a session id's SHA-256: what the log may show of it.
+pub(super) fn fingerprint(session: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    let digest = Sha256::digest(session);
+    digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a cancel notice says of itself: as the request did, less what belonged to that request alone.
+fn notice_headers(outgoing: &Outgoing) -> http::HeaderMap {
+    let mut headers = outgoing.headers.clone();
+    for name in [header::CONTENT_LENGTH, headers::LAST_EVENT_ID, headers::METHOD, headers::NAME] {
+        headers.remove(name);
+    }
+    headers.remove("idempotency-key");
+    headers
+}
+
+/// The header of a request whose signature may cover its content: nothing may be injected then.
+const SIGNATURE: HeaderName = HeaderName::from_static("signature");
+
+/// The call's body as it goes upstream: the sidecar's own member is cut out, and the trace is added where it is missing.
+fn prepare(turn: &mut Turn, message: &Message, body: &Bytes, parent: Option<&str>) -> Bytes {
+    if turn.parts.headers.contains_key(SIGNATURE) {
+        return body.clone();
+    }
+    let parent = parent.map(|parent| format!("\"{parent}\""));
+    let add: Vec<(&str, &str)> = parent.iter().map(|parent| (TRACEPARENT, parent.as_str())).collect();
+    let spliced = splice::meta(body, message, &add, &[OWN_CALL]);
+    if spliced != *body {
+        for digest in ["content-md5", "content-digest", "repr-digest", "digest"] {
+            turn.parts.headers.remove(digest);
+        }
+    }
+    spliced
+}
+
+/// The trace of an exchange: from the node's header, else from `_meta`, else made; the header goes upstream (W3C Trace
+/// Context § 3.2). Gives what the node's header said, for a call whose `_meta` says nothing.
+pub(super) fn trace(turn: &mut Turn, meta: Option<&str>) -> Option<String> {
+    let mut values = turn.parts.headers.get_all(TRACEPARENT).iter();
+    let record = &mut turn.exchange.account.record;
+    if let Some(first) = values.next() {
+        // What is repeated or malformed is passed on and means nothing.
+        let parent = first.to_str().ok().filter(|parent| values.next().is_none() && is_traceparent(parent))?;
+        record.trace = Some(parent[3..35].to_owned());
+        return meta.is_none().then(|| parent.to_owned());
+    }
+    let parent = match meta.filter(|parent| is_traceparent(parent)) {
+        Some(parent) => parent.to_owned(),
+        None => format!("00-{:032x}-{:016x}-00", fastrand::u128(1..), fastrand::u64(1..)),
+    };
+    record.trace = Some(parent[3..35].to_owned());
+    if let Ok(value) = HeaderValue::try_from(parent) {
+        turn.parts.headers.insert(TRACEPARENT, value);
+    }
+    None
+}
+
+fn is_traceparent(text: &str) -> bool {
+    let hex = |part: &str, len| {
+        part.len() == len && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let mut parts = text.split('-');
+    let (version, trace, parent, flags) = (parts.next(), parts.next(), parts.next(), parts.next());
+    version.is_some_and(|version| hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none()))
+        && trace.is_some_and(|trace| hex(trace, 32) && trace.bytes().any(|byte| byte != b'0'))
+        && parent.is_some_and(|parent| hex(parent, 16) && parent.bytes().any(|byte| byte != b'0'))
+        && flags.is_some_and(|flags| hex(flags, 2))
+}

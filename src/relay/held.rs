@@ -1,0 +1,210 @@
+//! Bodies that are no event stream: held whole, or pulled through chunk by chunk.
+//!
+//! Nothing is polled but by hyper: the node's connection pulls, and dropping the body drops what it holds upstream.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{
+    body::{Body, BoxError},
+    clocks::{Clock, Clocks},
+};
+use crate::{
+    account::Outcome,
+    error::{Failure, Reason},
+    exchange::Exchange,
+    server::Peer,
+    upstream,
+};
+
+/// A body that is known whole. The exchange is completed when hyper takes it (at once if there is nothing to take).
+pub fn whole(mut exchange: Exchange, bytes: Bytes, outcome: Outcome, never_sent: bool) -> Body {
+    exchange.account.record.bytes_out = Some(0);
+    if bytes.is_empty() || never_sent {
+        exchange.completed(outcome);
+    }
+    Body::new(Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), outcome, exchange })
+}
+
+struct Whole {
+    bytes: Option<Bytes>,
+    outcome: Outcome,
+    exchange: Exchange,
+}
+
+impl http_body::Body for Whole {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Some(bytes) = self.bytes.take() else { return Poll::Ready(None) };
+        let outcome = self.outcome;
+        self.exchange.account.record.bytes_out = Some(bytes.len() as u64);
+        self.exchange.completed(outcome);
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+/// A body that passes as it comes: `first` was read already, the rest is the upstream's.
+pub fn pulled(
+    mut exchange: Exchange,
+    first: Bytes,
+    rest: upstream::Body,
+    clocks: Clocks,
+    outcome: Outcome,
+    never_sent: bool,
+    peer: Peer,
+) -> Body {
+    exchange.account.record.bytes_out = Some(0);
+    if never_sent || (first.is_empty() && rest.is_end_stream()) {
+        exchange.completed(outcome);
+    }
+    let timer = clocks.deadline().map(|(at, _)| Box::pin(sleep_until(at)));
+    let gone = Box::pin(peer.closed());
+    Body::new(Pulled {
+        first: Some(first).filter(|first| !first.is_empty()),
+        rest,
+        clocks,
+        timer,
+        gone,
+        outcome,
+        exchange,
+    })
+}
+
+struct Pulled<G> {
+    first: Option<Bytes>,
+    rest: upstream::Body,
+    clocks: Clocks,
+    timer: Option<Pin<Box<Sleep>>>,
+    gone: Pin<Box<G>>,
+    outcome: Outcome,
+    exchange: Exchange,
+}
+
+impl<G> Pulled<G> {
+    /// Counts what passes; the last byte completes the exchange, whether or not hyper asks once more.
+    fn pass(&mut self, bytes: Bytes) -> Frame<Bytes> {
+        self.clocks.message(Instant::now());
+        let passed = &mut self.exchange.account.record.bytes_out;
+        *passed = Some(passed.unwrap_or(0) + bytes.len() as u64);
+        if self.is_done() {
+            self.complete();
+        }
+        Frame::data(bytes)
+    }
+
+    fn is_done(&self) -> bool {
+        self.first.is_none() && (self.rest.is_end_stream() || self.rest.size_hint().exact() == Some(0))
+    }
+
+    fn complete(&mut self) {
+        let outcome = self.outcome;
+        self.exchange.answered();
+        self.exchange.completed(outcome);
+    }
+
+    /// A status was sent, so all that can be said is that the body is broken.
+    fn cut(&mut self, failure: &Failure) -> BoxError {
+        self.exchange.fail(failure);
+        if failure.reason != Reason::UpstreamFailed {
+            self.exchange.notify_upstream();
+        }
+        failure.message.clone().into()
+    }
+
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<BoxError> {
+        while let Some(timer) = &mut self.timer {
+            if timer.as_mut().poll(cx).is_pending() {
+                break;
+            }
+            let Some((at, clock)) = self.clocks.deadline() else {
+                self.timer = None;
+                break;
+            };
+            if at > Instant::now() {
+                timer.as_mut().reset(at);
+                continue;
+            }
+            let failure = match clock {
+                Clock::Idle => Failure::unknown(Reason::IdleTimeout, "the upstream was silent"),
+                Clock::Max => Failure::unknown(Reason::MaxTimeout, "the request reached its maximum time"),
+            };
+            return Poll::Ready(self.cut(&failure));
+        }
+        let running = self.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        if running.is_some_and(|running| running.poll_closed(cx).is_ready()) {
+            return Poll::Ready("the request was cancelled".into());
+        }
+        Poll::Pending
+    }
+}
+
+impl<G: Future<Output = ()>> http_body::Body for Pulled<G> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(this.pass(first))));
+        }
+        match Pin::new(&mut this.rest).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                Ok(data) => Poll::Ready(Some(Ok(this.pass(data)))),
+                // Trailers belong to the hop they came over.
+                Err(_) => {
+                    this.complete();
+                    Poll::Ready(None)
+                }
+            },
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(this.cut(&error.into())))),
+            Poll::Ready(None) => {
+                this.complete();
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                if let Poll::Ready(error) = this.poll_cut(cx) {
+                    return Poll::Ready(Some(Err(error)));
+                }
+                if this.gone.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Some(Err("the node is gone".into())));
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
+        match self.rest.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(first + rest),
+            None => SizeHint::default(),
+        }
+    }
+}

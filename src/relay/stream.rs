@@ -1,0 +1,793 @@
+//! Relays one event stream: a pump reads the upstream on while the node is slow, the body hands the node what the
+//! queue lets out.
+//!
+//! The pump is the one task of an exchange. It is owned by the body: dropping the body (the node left) aborts it, which
+//! drops the upstream's body, which closes the upstream's stream. Between the two stands [`Queue`] under one short lock.
+//! The exchange itself lives there too, so that its record is written when both are gone.
+//!
+//! The pump takes every chunk that is ready before it wakes the body, and the body gives everything the queue lets out
+//! as one frame: a busy stream costs one task switch for many events.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body as _, Frame};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::{
+    Settings,
+    body::{Body, BoxError},
+    clocks::{Clock, Clocks},
+    decode::Decoder,
+    queue::{Class, Queue, mark_refetch},
+    sse::{Event, Scanner},
+};
+use crate::{
+    account::{CancelledBy, Outcome},
+    error::{self, Failure, Reason},
+    exchange::{self, Exchange},
+    inflight::Running,
+    limits::Held,
+    message::{
+        Era, Id,
+        answer::{self, Answer},
+    },
+    server::Peer,
+    upstream,
+};
+
+/// After the final response of a modern stream the upstream has this long to end it.
+const LINGER: Duration = Duration::from_millis(500);
+/// Chunks that the pump takes before it lets others run.
+const CHUNKS: usize = 32;
+/// Bytes that the body gives as one frame, unless one event alone is larger.
+const FRAME: usize = 64 * 1024;
+/// Later than any progress may wait for its rate.
+const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
+/// What keeps an idle stream alive: a comment and an empty line (WHATWG HTML § 9.2.7).
+const KEEPALIVE: &[u8] = b":\n\n";
+
+/// Everything a relayed stream begins with.
+#[derive(Debug)]
+pub struct Start {
+    /// The exchange; its `request`, if any, tells which response ends the stream.
+    pub exchange: Exchange,
+    /// The ids that await a response: one for a request, several for a batch, none for a `GET`.
+    pub awaited: Vec<Id>,
+    /// The upstream's body.
+    pub upstream: upstream::Body,
+    /// The body's coding, when the upstream compressed all the same.
+    pub decoder: Option<Decoder>,
+    /// How to relay.
+    pub settings: Settings,
+    /// The clocks as they stand.
+    pub clocks: Clocks,
+    /// Bytes of one event at most.
+    pub event_limit: usize,
+    /// A node that takes nothing for this long is given up.
+    pub client_stall: Duration,
+    /// How long a legacy stream may go on after its response without a sign.
+    pub idle_timeout: Duration,
+    /// Counts the bytes held, together with all other streams.
+    pub held: Held,
+    /// The node's connection.
+    pub peer: Peer,
+}
+
+/// Starts the pump and gives the body that owns it.
+pub fn relay(start: Start) -> Body {
+    let running = start.exchange.entry.as_ref().map(|entry| entry.running.clone());
+    let now = Instant::now();
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State {
+            queue: Queue::new(start.settings.clone()),
+            held: start.held,
+            last_words: None,
+            ended: false,
+            cut: false,
+            muted: false,
+            reader: None,
+            pump: None,
+            taken: now,
+            final_outcome: Outcome::Ok,
+            events: 0,
+            bytes_out: 0,
+            keepalives: 0,
+            exchange: start.exchange,
+        }),
+    });
+    let mut state = shared.lock();
+    let era = state.exchange.era;
+    let token = state.exchange.request.as_ref().and_then(|request| request.progress_token.clone());
+    state.held.set(0);
+    drop(state);
+    let pump = Pump {
+        upstream: Some(start.upstream),
+        decoder: start.decoder,
+        scanner: Scanner::new(start.event_limit),
+        backlog: VecDeque::new(),
+        decoded_limit: start.event_limit,
+        source: Source { era, token, awaited: start.awaited, ids_seen: false, answered: false },
+        clocks: start.clocks,
+        asking: false,
+        blocked: false,
+        linger: None,
+        idle_timeout: start.idle_timeout,
+        client_stall: start.client_stall,
+        timer: Box::pin(sleep_until(now)),
+        running,
+        shared: shared.clone(),
+    };
+    Body::new(StreamBody {
+        pump: tokio::spawn(pump),
+        shared,
+        keepalive: start.settings.keepalive,
+        ours_last: false,
+        sent: now,
+        timer: None,
+        gone: None,
+        peer: start.peer,
+    })
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+}
+
+impl Shared {
+    /// A poisoned lock means that a holder panicked between plain assignments; the stream ends with its exchange.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    held: Held,
+    /// What the sidecar itself says at the end, after everything in the queue.
+    last_words: Option<Bytes>,
+    /// Nothing more will be pushed.
+    ended: bool,
+    /// The node is given up: the body ends as broken.
+    cut: bool,
+    /// A cancel won: the node gets nothing more.
+    muted: bool,
+    reader: Option<Waker>,
+    /// The pump, while it waits for the node to read.
+    pump: Option<Waker>,
+    /// When the node last took something, or there was nothing to take.
+    taken: Instant,
+    final_outcome: Outcome,
+    events: u64,
+    bytes_out: u64,
+    keepalives: u64,
+    exchange: Exchange,
+}
+
+impl State {
+    fn wake_reader(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        self.wake_reader();
+    }
+
+    fn mute(&mut self) {
+        self.muted = true;
+        self.held.set(0);
+    }
+
+    fn drained(&self) -> bool {
+        self.muted || self.cut || (self.queue.is_empty() && self.last_words.is_none())
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let counts = self.queue.counts();
+        let record = &mut self.exchange.account.record;
+        record.events = Some(self.events);
+        record.bytes_out = Some(self.bytes_out);
+        record.keepalives = Some(self.keepalives);
+        record.progress_in = Some(counts.progress_in);
+        record.progress_out = Some(counts.progress_out);
+        record.progress_coalesced = Some(counts.coalesced);
+        record.progress_dropped = Some(counts.dropped);
+        record.refetch = counts.refetch.then_some(true);
+    }
+}
+
+/// What is known of the stream's content so far.
+#[derive(Debug)]
+struct Source {
+    era: Era,
+    token: Option<Id>,
+    awaited: Vec<Id>,
+    /// An event id was passed on: the node can resume (legacy).
+    ids_seen: bool,
+    /// Every awaited response has come.
+    answered: bool,
+}
+
+/// What one event means to the pump.
+struct Seen {
+    class: Option<Class>,
+    event: Event,
+    outcome: Option<Outcome>,
+    message: bool,
+    asks: Option<Id>,
+    progress: Option<(f64, Option<f64>)>,
+    forged: u64,
+}
+
+impl Source {
+    fn see(&mut self, event: Event) -> Seen {
+        let mut seen = Seen {
+            class: Some(Class::Kept),
+            event,
+            outcome: None,
+            message: false,
+            asks: None,
+            progress: None,
+            forged: 0,
+        };
+        let answer = seen.event.data.as_deref().and_then(answer::look);
+        let Some(answer) = answer else { return seen };
+        seen.message = true;
+        match answer {
+            Answer::Response(response) => self.response(&mut seen, response),
+            Answer::Batch(answers) => {
+                for answer in &answers {
+                    if let Answer::Response(response) = answer {
+                        self.awaited.retain(|id| response.id.as_ref() != Some(id));
+                    }
+                }
+                self.all_answered(&mut seen, Outcome::Ok);
+            }
+            Answer::Request { id, .. } if self.era == Era::Legacy => seen.asks = Some(id),
+            Answer::Progress(progress) => self.progress(&mut seen, progress),
+            Answer::Request { .. } | Answer::Notification(_) => {}
+        }
+        seen
+    }
+
+    fn response(&mut self, seen: &mut Seen, response: answer::Response) {
+        if response.forged {
+            let (event, cut) = cut_forged(&seen.event, &response);
+            seen.event = event;
+            seen.forged = cut as u64;
+        }
+        let before = self.awaited.len();
+        self.awaited.retain(|id| response.id.as_ref() != Some(id));
+        if self.awaited.len() < before {
+            let outcome = exchange::outcome(Some(&Answer::Response(response)));
+            self.all_answered(seen, outcome);
+        }
+    }
+
+    fn all_answered(&mut self, seen: &mut Seen, outcome: Outcome) {
+        if self.awaited.is_empty() && !self.answered {
+            self.answered = true;
+            seen.class = Some(Class::Final);
+            seen.outcome = Some(outcome);
+        }
+    }
+
+    /// Contract section 9, rule 5; the part about rising values is the queue's.
+    fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
+        seen.progress = progress.progress.map(|value| (value, progress.total));
+        let stray = self.era == Era::Modern && (self.answered || progress.token != self.token);
+        seen.class = match progress.token {
+            _ if stray => None,
+            Some(token) => Some(Class::Progress { token, progress: progress.progress }),
+            None => Some(Class::Kept),
+        };
+    }
+}
+
+/// The event with its response's forged members cut out, and how many there were.
+fn cut_forged(event: &Event, response: &answer::Response) -> (Event, usize) {
+    let Some(data) = &event.data else { return (event.clone(), 0) };
+    let (cut, count) = answer::cut_forged(data, response);
+    if count == 0 {
+        return (event.clone(), 0);
+    }
+    (event.with_data(cut), count)
+}
+
+struct Pump {
+    upstream: Option<upstream::Body>,
+    decoder: Option<Decoder>,
+    decoded_limit: usize,
+    scanner: Scanner,
+    /// Events of the chunk at hand that the queue has no room for yet.
+    backlog: VecDeque<Event>,
+    source: Source,
+    clocks: Clocks,
+    asking: bool,
+    blocked: bool,
+    linger: Option<Instant>,
+    idle_timeout: Duration,
+    client_stall: Duration,
+    timer: Pin<Box<Sleep>>,
+    running: Option<Arc<Running>>,
+    shared: Arc<Shared>,
+}
+
+impl Future for Pump {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.upstream.is_some() {
+            if self.poll_ended_from_outside(cx) {
+                return self.poll_drained(cx);
+            }
+            self.poll_upstream(cx);
+            self.stand_still();
+        }
+        self.poll_drained(cx)
+    }
+}
+
+impl Pump {
+    /// A cancel, a drain or an operator ended the stream.
+    fn poll_ended_from_outside(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(running) = self.running.clone() else { return false };
+        let closed = running.poll_closed(cx).is_ready();
+        let by = running.cancelled().map(|(by, _)| by);
+        if running.is_won() && matches!(by, Some(CancelledBy::Notification)) {
+            self.shared.lock().mute();
+        }
+        if !closed {
+            return false;
+        }
+        self.upstream = None;
+        let mut state = self.shared.lock();
+        let reason = match by {
+            Some(CancelledBy::Admin) => Some((Reason::Killed, "the call was ended by the operator")),
+            Some(CancelledBy::Policy) => Some((Reason::Policy, "the tool is denied now")),
+            Some(CancelledBy::Drain) => Some((Reason::Draining, "the sidecar is shutting down")),
+            Some(CancelledBy::Notification | CancelledBy::Disconnect) | None => None,
+        };
+        match reason {
+            Some((reason, message)) => fail(&mut state, &self.source, &Failure::unknown(reason, message)),
+            // A cancel by message, or a stream that ends as the drain begins: it just ends.
+            None => {
+                state.exchange.end(Outcome::Cancelled);
+                let record = &mut state.exchange.account.record;
+                record.cancelled_by = Some(by.unwrap_or(CancelledBy::Drain));
+                record.cancel_ms = running.cancelled().map(|(_, at)| at.elapsed());
+            }
+        }
+        state.end();
+        true
+    }
+
+    fn poll_upstream(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..CHUNKS {
+            if !self.deliver(cx) {
+                self.flush();
+                return;
+            }
+            let Some(upstream) = &mut self.upstream else { return };
+            match poll_data(upstream, cx) {
+                Poll::Ready(Some(Ok(chunk))) => {
+                    if let Err(failure) = self.take(chunk) {
+                        self.deliver_all();
+                        self.fail(&failure);
+                        return;
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => return self.broken(error.into()),
+                Poll::Ready(None) => return self.finished(),
+                Poll::Pending => {
+                    self.flush();
+                    return;
+                }
+            }
+        }
+        self.flush();
+        cx.waker().wake_by_ref();
+    }
+
+    /// Finds the events of a chunk.
+    fn take(&mut self, chunk: Bytes) -> Result<(), Failure> {
+        let chunk = match &mut self.decoder {
+            Some(decoder) => decoder
+                .push(chunk, self.decoded_limit)
+                .map_err(|error| Failure::upstream(format!("upstream's encoding is broken: {error}")))?,
+            None => chunk,
+        };
+        let backlog = &mut self.backlog;
+        self.scanner
+            .push(chunk, |event| backlog.push_back(event))
+            .map_err(|error| Failure::upstream(format!("upstream's stream: {error}")))
+    }
+
+    /// Moves what was found into the queue. False: the queue has no room, the body will wake the pump.
+    fn deliver(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.backlog.is_empty() {
+            return true;
+        }
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        while state.muted || state.queue.has_room() && state.held.has_room(state.queue.is_empty()) {
+            let Some(event) = self.backlog.pop_front() else {
+                let bytes = state.queue.bytes();
+                state.held.set(bytes);
+                return true;
+            };
+            self.give(&mut state, event);
+        }
+        state.pump = Some(cx.waker().clone());
+        false
+    }
+
+    /// The stream is at its end: what was found goes into the queue although it may be full, since reading stopped.
+    fn deliver_all(&mut self) {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        while let Some(event) = self.backlog.pop_front() {
+            self.give(&mut state, event);
+        }
+    }
+
+    fn give(&mut self, state: &mut State, event: Event) {
+        let now = Instant::now();
+        if let Some(id) = &event.id {
+            self.source.ids_seen = true;
+            if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut()) {
+                notice.event_id(id);
+                notice.retry = event.retry.map_or(notice.retry, Duration::from_millis);
+            }
+        }
+        let seen = self.source.see(event);
+        if seen.message {
+            self.clocks.message(now);
+        }
+        if seen.forged > 0 {
+            state.exchange.account.forged(seen.forged);
+        }
+        if let (Some(id), Some(entry)) = (seen.asks, &state.exchange.entry) {
+            entry.server_asks(id);
+        }
+        if let Some((progress, total)) = seen.progress {
+            state.exchange.account.record.progress = Some(progress);
+            state.exchange.account.record.total = total;
+        }
+        if let Some(outcome) = seen.outcome {
+            state.final_outcome = outcome;
+            state.exchange.answered();
+            self.clocks = Clocks::new(now, None, None);
+            let grace = if self.source.era == Era::Modern { LINGER } else { self.idle_timeout };
+            self.linger = Some(now + grace);
+        } else if self.source.answered && self.source.era == Era::Legacy {
+            self.linger = Some(now + self.idle_timeout);
+        }
+        let Some(class) = seen.class else { return };
+        if !state.muted {
+            if state.queue.is_empty() {
+                state.taken = now;
+            }
+            state.queue.push(seen.event, class, now);
+        }
+    }
+
+    /// Wakes the body if there is something for it.
+    fn flush(&self) {
+        let mut state = self.shared.lock();
+        if !state.drained() {
+            state.wake_reader();
+        }
+    }
+
+    /// The upstream ended its stream cleanly.
+    fn finished(&mut self) {
+        if let Some(last) = self.scanner.finish() {
+            let response = match last.data.as_deref().and_then(answer::look) {
+                Some(Answer::Response(response)) => response.id,
+                _ => None,
+            };
+            if response.is_some_and(|id| self.source.awaited.contains(&id)) {
+                self.backlog.push_back(last);
+            }
+        }
+        self.deliver_all();
+        if self.source.awaited.is_empty() || self.resumable() {
+            return self.end();
+        }
+        self.fail(&Failure::upstream("the upstream ended its stream without the response"));
+    }
+
+    /// The upstream's stream broke.
+    fn broken(&mut self, failure: Failure) {
+        self.deliver_all();
+        if self.source.awaited.is_empty() || self.resumable() {
+            return self.end();
+        }
+        self.fail(&failure);
+    }
+
+    /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06).
+    fn resumable(&self) -> bool {
+        self.source.era == Era::Legacy && self.source.ids_seen
+    }
+
+    fn end(&mut self) {
+        self.upstream = None;
+        let mut state = self.shared.lock();
+        state.exchange.upstream_ended = true;
+        state.end();
+    }
+
+    /// Ends with the failure's error, unless a cancel has won or everything is answered.
+    fn fail(&mut self, failure: &Failure) {
+        self.upstream = None;
+        let mut state = self.shared.lock();
+        fail(&mut state, &self.source, failure);
+        state.exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
+        state.end();
+    }
+
+    /// The idle clock stands still while the node owes an answer, or does not read.
+    fn stand_still(&mut self) {
+        let now = Instant::now();
+        let asking = self.running.as_ref().is_some_and(|running| running.awaits_node());
+        let blocked = !self.backlog.is_empty();
+        for (was, is) in [(&mut self.asking, asking), (&mut self.blocked, blocked)] {
+            if *was != is {
+                if is { self.clocks.pause(now) } else { self.clocks.resume(now) }
+                *was = is;
+            }
+        }
+    }
+
+    /// Runs the timer; ready when the upstream has ended and the node has taken everything.
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let (stall, drained) = {
+                let mut state = self.shared.lock();
+                let drained = state.drained();
+                if self.upstream.is_none() {
+                    if drained {
+                        return Poll::Ready(());
+                    }
+                    state.pump = Some(cx.waker().clone());
+                }
+                ((!drained).then(|| state.taken + self.client_stall), drained)
+            };
+            let _ = drained;
+            let clock = self.upstream.as_ref().and_then(|_| self.clocks.deadline()).map(|(at, _)| at);
+            let linger = self.upstream.as_ref().and(self.linger);
+            let Some(next) = [stall, clock, linger].into_iter().flatten().min() else {
+                return Poll::Pending;
+            };
+            let late = self.timer.is_elapsed() || self.timer.deadline() > next;
+            if late {
+                self.timer.as_mut().reset(next);
+            }
+            ready!(self.timer.as_mut().poll(cx));
+            self.expired(Instant::now());
+        }
+    }
+
+    fn expired(&mut self, now: Instant) {
+        if self.upstream.is_some() {
+            if let Some(clock) = self.clocks.expired(now) {
+                let (reason, message) = match clock {
+                    Clock::Idle => (Reason::IdleTimeout, "the upstream was silent for the idle timeout"),
+                    Clock::Max => (Reason::MaxTimeout, "the call reached its maximum time"),
+                };
+                self.deliver_all();
+                return self.fail(&Failure::unknown(reason, message));
+            }
+            if self.linger.is_some_and(|at| now >= at) {
+                return self.end();
+            }
+        }
+        let mut state = self.shared.lock();
+        if !state.drained() && now >= state.taken + self.client_stall {
+            state.cut = true;
+            state.exchange.left = Some(now);
+            state.held.set(0);
+            state.end();
+            drop(state);
+            self.upstream = None;
+        }
+    }
+}
+
+/// The next bytes of a body; trailers mean nothing here.
+fn poll_data(body: &mut upstream::Body, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, upstream::Error>>> {
+    loop {
+        match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Poll::Ready(Some(Ok(data)));
+                }
+            }
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            None => return Poll::Ready(None),
+        }
+    }
+}
+
+/// The error a node reads as the stream's last events, one for each id that still awaits its response.
+fn fail(state: &mut State, source: &Source, failure: &Failure) {
+    if state.muted || state.exchange.is_won() && matches!(failure.reason, Reason::UpstreamFailed) {
+        return;
+    }
+    state.exchange.fail(failure);
+    if failure.reason != Reason::UpstreamFailed {
+        if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut()) {
+            notice.now = true;
+        }
+        state.exchange.notify_upstream();
+    }
+    let mut words = BytesMut::new();
+    for id in &source.awaited {
+        let request = &state.exchange.account.record.request;
+        let body =
+            error::body(failure, Some(id), state.exchange.upstream(), request, state.exchange.progress());
+        words.extend_from_slice(b"event: message\ndata: ");
+        words.extend_from_slice(&body);
+        words.extend_from_slice(b"\n\n");
+    }
+    state.last_words = (!words.is_empty()).then(|| words.freeze());
+}
+
+struct StreamBody {
+    pump: JoinHandle<()>,
+    shared: Arc<Shared>,
+    keepalive: Duration,
+    /// The last bytes to the node were a comment of ours.
+    ours_last: bool,
+    sent: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+    gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    peer: Peer,
+}
+
+impl http_body::Body for StreamBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        loop {
+            let now = Instant::now();
+            let shared = this.shared.clone();
+            let mut state = shared.lock();
+            if state.cut {
+                return Poll::Ready(Some(Err("the node took nothing for too long".into())));
+            }
+            if let Some(bytes) = this.pull(&mut state, now) {
+                this.sent = now;
+                state.bytes_out += bytes.len() as u64;
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if state.ended && state.drained() {
+                // A resumable stream that ended early, a `GET` that the upstream ended: nothing went wrong.
+                if !state.exchange.is_won() {
+                    state.exchange.end(Outcome::Ok);
+                }
+                return Poll::Ready(None);
+            }
+            let release = state.queue.next_release();
+            state.reader = Some(cx.waker().clone());
+            drop(state);
+            let due = (!this.keepalive.is_zero()).then(|| this.sent + this.keepalive);
+            let timer = this.poll_timer(cx, release.into_iter().chain(due).min());
+            if timer.is_pending() {
+                ready!(this.poll_gone(cx));
+                return Poll::Ready(Some(Err("the node is gone".into())));
+            }
+            if due.is_some_and(|due| Instant::now() >= due) && release.is_none_or(|at| at > now) {
+                return Poll::Ready(Some(Ok(this.comment())));
+            }
+        }
+    }
+}
+
+impl StreamBody {
+    /// Everything the queue lets out now, up to a frame.
+    fn pull(&mut self, state: &mut State, now: Instant) -> Option<Bytes> {
+        if state.muted {
+            return None;
+        }
+        let mut parts: Vec<Bytes> = Vec::new();
+        let mut size = 0;
+        // At the end nothing is worth waiting for its rate any more.
+        let at = if state.ended { now + PAST_ALL_RATES } else { now };
+        while size < FRAME {
+            let Some(popped) = state.queue.pop(at) else { break };
+            let bytes = if popped.refetch { mark_refetch(&popped.event) } else { popped.event.bytes };
+            if !popped.event.prefix.is_empty() && !self.ours_last {
+                parts.push(popped.event.prefix);
+            }
+            self.ours_last = false;
+            state.events += u64::from(popped.event.data.is_some());
+            if popped.is_final {
+                let outcome = state.final_outcome;
+                state.exchange.completed(outcome);
+            }
+            size += bytes.len();
+            parts.push(bytes);
+        }
+        if state.queue.is_empty()
+            && let Some(words) = state.last_words.take()
+        {
+            state.events += 1;
+            parts.push(words);
+        }
+        let out = match parts.as_mut_slice() {
+            [] => return None,
+            [one] => std::mem::take(one),
+            _ => parts.concat().into(),
+        };
+        state.taken = now;
+        let bytes = state.queue.bytes();
+        state.held.set(bytes);
+        if let Some(pump) = state.pump.take() {
+            pump.wake();
+        }
+        Some(out)
+    }
+
+    fn comment(&mut self) -> Frame<Bytes> {
+        let mut state = self.shared.lock();
+        state.keepalives += 1;
+        state.bytes_out += KEEPALIVE.len() as u64;
+        self.sent = Instant::now();
+        self.ours_last = true;
+        Frame::data(Bytes::from_static(KEEPALIVE))
+    }
+
+    /// Ready when `next` has come; the timer is only moved when it would be late.
+    fn poll_timer(&mut self, cx: &mut Context<'_>, next: Option<Instant>) -> Poll<()> {
+        let Some(next) = next else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
+        loop {
+            if timer.is_elapsed() || timer.deadline() > next {
+                timer.as_mut().reset(next);
+            }
+            ready!(timer.as_mut().poll(cx));
+            if Instant::now() >= next {
+                return Poll::Ready(());
+            }
+        }
+    }
+
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let peer = &self.peer;
+        self.gone.get_or_insert_with(|| Box::pin(peer.closed())).as_mut().poll(cx)
+    }
+}
+
+impl Drop for StreamBody {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.exchange.left.get_or_insert_with(Instant::now);
+        drop(state);
+        self.pump.abort();
+    }
+}
