@@ -3,8 +3,10 @@
 //! [`sse`] finds the events, [`queue`] holds them for a slow node, [`body`] is what hyper sends.
 
 pub mod body;
+pub mod clocks;
 pub mod queue;
 pub mod sse;
+pub mod terminal;
 
 use std::time::Duration;
 
