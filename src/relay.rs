@@ -4,6 +4,7 @@
 
 pub mod body;
 pub mod clocks;
+pub mod decode;
 pub mod queue;
 pub mod sse;
 pub mod terminal;
