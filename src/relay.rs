@@ -3,10 +3,13 @@
 //! [`sse`] finds the events, [`queue`] holds them for a slow node, [`body`] is what hyper sends.
 
 pub mod body;
+pub mod clocks;
+pub mod decode;
 pub mod held;
 pub mod queue;
 pub mod sse;
 pub mod stream;
+pub mod terminal;
 
 use std::time::Duration;
 
