@@ -1,1 +1,3 @@
-//! one file per subcommand
+//! One file per subcommand.
+
+pub mod demo;

@@ -1,0 +1,3 @@
+//! demo
+
+pub(crate) mod client;
