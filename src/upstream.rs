@@ -12,10 +12,31 @@
 
 pub mod tls;
 
-use std::{sync::Arc, time::Duration};
+mod connect;
+mod http1;
+mod http2;
+mod pool;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{
+    HeaderValue, Method, Request, Response, Uri, Version,
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE},
+    uri::{Authority, PathAndQuery, Scheme},
+};
+use http_body::{Frame, SizeHint};
+use http_body_util::Full;
+
+use self::pool::{Pool, Taken};
 
 /// What an upstream is, checked.
 #[derive(Clone, Debug)]
@@ -40,6 +61,9 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Upstream {
     settings: Settings,
+    /// The URL's authority, its default port left out: the one `Host` that is ever sent.
+    host: HeaderValue,
+    pool: Arc<Pool>,
 }
 
 /// What sending told, for the access log.
@@ -70,7 +94,18 @@ pub enum Error {
 impl Upstream {
     /// An upstream with no connection yet: none is opened before the first request.
     pub fn new(settings: Settings) -> Self {
-        Self { settings }
+        Self::build(settings, false)
+    }
+
+    /// The same for a server that speaks HTTP/2 on connections where nothing is negotiated (a plain `http` URL:
+    /// RFC 9113 § 3.3), and will not be asked whether it does.
+    pub fn with_prior_knowledge(settings: Settings) -> Self {
+        Self::build(settings, true)
+    }
+
+    fn build(settings: Settings, prior_knowledge: bool) -> Self {
+        let pool = Arc::new(Pool::new(&settings, prior_knowledge));
+        Self { host: host(&settings.url), settings, pool }
     }
 
     /// Its settings.
@@ -87,28 +122,126 @@ impl Upstream {
     ///
     /// See [`Error`]. Dropping the future closes the connection (HTTP/1.1) or resets the stream.
     pub async fn send(&self, request: Request<Bytes>, sent: &mut Sent) -> Result<Response<Body>, Error> {
-        let _ = (request, sent);
-        unimplemented!()
+        let mut request = self.outgoing(request);
+        loop {
+            match self.pool.take(sent).await? {
+                Taken::Http2(slot) => {
+                    let (head, body) = self.for_http2(request)?;
+                    let response = slot.send(head, body).await?;
+                    return Ok(response.map(|body| Body(Inner::Http2(body))));
+                }
+                Taken::Http1(connection) => match connection.send(request, &self.pool).await {
+                    Ok(response) => return Ok(response.map(|body| Body(Inner::Http1(body)))),
+                    Err(http1::SendError::Failed(error)) => return Err(error),
+                    // Closed since it was looked at, and hyper gave the request back: it was never begun. Each turn
+                    // uses up an idle connection; a new one gets no second chance.
+                    Err(http1::SendError::Unsent(unsent)) if sent.reused => request = *unsent,
+                    Err(http1::SendError::Unsent(_)) => {
+                        return Err(Error::Unreachable("closed before the request was written".to_owned()));
+                    }
+                },
+            }
+        }
     }
+
+    /// The request as HTTP/1.1 has it: origin form, one `Host`, and no framing but hyper's.
+    fn outgoing(&self, request: Request<Bytes>) -> Request<Full<Bytes>> {
+        let (from, body) = request.into_parts();
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = from.method;
+        let target = from.uri.into_parts().path_and_query;
+        *request.uri_mut() = Uri::from(target.unwrap_or_else(|| PathAndQuery::from_static("/")));
+        *request.headers_mut() = from.headers;
+        let headers = request.headers_mut();
+        for framing in [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE] {
+            headers.remove(framing);
+        }
+        headers.insert(HOST, self.host.clone());
+        request
+    }
+
+    /// The same as HTTP/2 has it: the authority in the URI, and a length.
+    fn for_http2(&self, request: Request<Full<Bytes>>) -> Result<(Request<()>, Bytes), Error> {
+        let (mut parts, body) = request.into_parts();
+        let body = body.into_inner().unwrap_or_default();
+        parts.headers.remove(HOST);
+        if !body.is_empty() || matches!(parts.method, Method::POST | Method::PUT | Method::PATCH) {
+            parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        }
+        let mut uri = parts.uri.into_parts();
+        uri.scheme = self.settings.url.scheme().cloned();
+        uri.authority = Authority::try_from(self.host.as_bytes()).ok();
+        parts.uri =
+            Uri::from_parts(uri).map_err(|_| Error::Unreachable("the URL has no authority".to_owned()))?;
+        parts.version = Version::HTTP_2;
+        Ok((Request::from_parts(parts, ()), body))
+    }
+}
+
+/// The URL's authority without user info, and without the port that its scheme implies.
+fn host(url: &Uri) -> HeaderValue {
+    let host = url.host().unwrap_or_default();
+    let implied = if url.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    let authority = match url.port_u16() {
+        Some(port) if port != implied => format!("{host}:{port}"),
+        _ => host.to_owned(),
+    };
+    // A `Uri` holds no byte that a header cannot.
+    HeaderValue::try_from(authority).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
 /// An upstream's response body; owns the HTTP/1.1 connection it comes over and drives it.
 ///
-/// Read to its end, an HTTP/1.1 connection goes back to the pool; dropped before, it is closed. An
-/// HTTP/2 stream dropped before its end is reset with `CANCEL`.
+/// Read to its end, an HTTP/1.1 connection goes back to the pool; dropped before, it is closed, unless what was
+/// missing of the end has already arrived. An HTTP/2 stream dropped before its end is reset with `CANCEL`.
+///
+/// Chunks are slices of the connection's read buffer (8 KiB and more): whoever keeps a small one for long should
+/// copy it.
 #[derive(Debug)]
-pub struct Body {
-    _private: (),
+pub struct Body(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Http1(http1::Body),
+    Http2(http2::Body),
 }
 
 impl http_body::Body for Body {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(
-        self: std::pin::Pin<&mut Self>,
-        _cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Error>>> {
-        unimplemented!()
+    /// # Errors
+    ///
+    /// [`Error::Failed`] when the body ends before its end: short of its length, without its last chunk, reset.
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match &mut self.get_mut().0 {
+            Inner::Http1(body) => body.poll_frame(cx),
+            Inner::Http2(body) => body.poll_frame(cx),
+        }
     }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Http1(body) => body.is_end_stream(),
+            Inner::Http2(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Http1(body) => body.size_hint(),
+            Inner::Http2(body) => body.size_hint(),
+        }
+    }
+}
+
+/// An error of hyper and its causes in one line. None of them quotes a header or a body.
+fn report(error: &hyper::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -1,6 +1,18 @@
 //! TLS toward upstreams: roots, custom CA, client certificates.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject},
+    },
+};
 
 /// What the configuration says of TLS to one upstream. All optional.
 #[derive(Clone, Debug, Default)]
@@ -15,10 +27,76 @@ pub struct Files {
 
 /// Reads the files and makes a client configuration (aws-lc-rs provider, ALPN as `http1_only` says).
 ///
+/// Without a `ca` the roots are those built in and those of the machine (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else its
+/// store), as far as they can be read.
+///
 /// # Errors
 ///
-/// A text that names the file and what is wrong with it (unreadable, no certificate, key of another certificate, expired).
-pub fn client(files: &Files, http1_only: bool) -> Result<Arc<rustls::ClientConfig>, String> {
-    let _ = (files, http1_only);
-    unimplemented!()
+/// A text that names the file and what is wrong with it (unreadable, no certificate, key of another certificate).
+pub fn client(files: &Files, http1_only: bool) -> Result<Arc<ClientConfig>, String> {
+    let roots = match &files.ca {
+        Some(path) => own_roots(path)?,
+        None => public_roots(),
+    };
+    // Never the process default: whoever links another provider must not decide this.
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let mut config = match (&files.cert, &files.key) {
+        (None, None) => builder.with_no_client_auth(),
+        (Some(cert), Some(key)) => {
+            let chain = certificates(cert)?;
+            builder.with_client_auth_cert(chain, private_key(key)?).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => {
+                    format!("{}: is not the key of the certificate in {}", key.display(), cert.display())
+                }
+                error => format!("{} with {}: {error}", cert.display(), key.display()),
+            })?
+        }
+        (Some(cert), None) => return Err(format!("{}: a client certificate needs its key", cert.display())),
+        (None, Some(key)) => return Err(format!("{}: a key needs its certificate", key.display())),
+    };
+    config.alpn_protocols = match http1_only {
+        true => vec![b"http/1.1".to_vec()],
+        false => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+    };
+    Ok(Arc::new(config))
+}
+
+fn public_roots() -> RootCertStore {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+fn own_roots(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(none) if none.is_empty() => Err(format!("{}: holds no PEM certificate", path.display())),
+        read => read.map_err(|error| unusable(path, &error)),
+    }
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
+        pem::Error::NoItemsFound => format!("{}: holds no PEM private key", path.display()),
+        error => unusable(path, &error),
+    })
+}
+
+fn unusable(path: &Path, error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => format!("{}: {error}", path.display()),
+        // Its own text may quote the file, and this one is a key.
+        _ => format!("{}: is not valid PEM", path.display()),
+    }
 }
