@@ -4,26 +4,21 @@
 //! splice ([`splice`]) and everything else is forwarded unchanged. Knows no HTTP, no I/O, no time.
 
 pub mod answer;
+mod id;
+mod read;
+mod scan;
 pub mod splice;
 
 use std::{collections::BTreeMap, ops::Range};
 
 use bytes::Bytes;
 
-/// A JSON-RPC request id (or progress token): a string or a number, exactly as it was written.
-///
-/// Equality and hash see the JSON value: `"a"` equals `"\u0061"`, `1` differs from `"1"`, and
-/// numbers compare by their text (`1` differs from `1.0`).
-#[derive(Clone, Debug)]
-pub struct Id {
-    token: Bytes,
-    key: Bytes,
-}
+pub use id::Id;
 
 /// What a message is, by its members (JSON-RPC 2.0 § 4 and § 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `method` and an id that is a string or a number.
+    /// `method` and an id that is a string or a number, whatever else is there.
     Request,
     /// `method` without `id`.
     Notification,
@@ -31,7 +26,7 @@ pub enum Kind {
     Response,
     /// An array (legal in 2025-03-26 only).
     Batch,
-    /// Something else that is JSON-RPC enough to be the upstream's to judge (an id of `null`).
+    /// `method` and an id that is neither a string nor a number (`null`): the upstream's to judge, nothing is added.
     Other,
 }
 
@@ -42,7 +37,7 @@ pub struct Message {
     pub kind: Kind,
     /// Its id; for a batch none.
     pub id: Option<Id>,
-    /// Its method, unescaped.
+    /// Its method, unescaped; `None` also if it holds a lone surrogate.
     pub method: Option<String>,
     /// What is known of `params`.
     pub params: Params,
@@ -50,7 +45,7 @@ pub struct Message {
     pub object: Range<usize>,
     /// Where the value of `params` lies, if there is one, of whatever type.
     pub params_value: Option<Range<usize>>,
-    /// The members of a batch, classified one by one; empty otherwise.
+    /// The members of a batch, one by one and in order; empty otherwise. A member that is no message is [`Kind::Other`] without a method.
     pub batch: Vec<Message>,
 }
 
@@ -69,13 +64,13 @@ pub struct Params {
     pub arguments: Option<Range<usize>>,
     /// `requestId` of `notifications/cancelled`.
     pub request_id: Option<Id>,
-    /// `task` is present (2025-11-25 task augmentation).
+    /// `task` is present and not `null` (2025-11-25 task augmentation).
     pub task: bool,
-    /// `inputResponses` or `requestState` is present (MRTR leg, MCP 2026-07-28).
+    /// `inputResponses` or `requestState` is present and not `null` (MRTR leg, MCP 2026-07-28).
     pub leg: bool,
     /// `protocolVersion` of `initialize`.
     pub protocol_version: Option<String>,
-    /// `clientInfo` of `initialize` as `name/version`.
+    /// `clientInfo` of `initialize` as `name/version`, or as `name` without a version.
     pub client: Option<String>,
     /// `_meta`.
     pub meta: Meta,
@@ -135,21 +130,85 @@ pub enum Era {
     Modern,
 }
 
+/// The deepest nesting a body may have; deeper ones are refused. Real calls stay below ten.
+pub const MAX_DEPTH: usize = 512;
+
 /// Reads a POSTed body.
 ///
 /// # Errors
 ///
 /// [`Malformed`], as contract section 10 and say; nothing was sent.
 pub fn classify(body: &Bytes) -> Result<Message, Malformed> {
-    let _ = body;
-    unimplemented!()
+    read::body(body)
 }
+
+/// The first revision that is [`Era::Modern`].
+const FIRST_MODERN: &str = "2026-07-28";
+
+/// What is assumed where nothing names a revision (MCP 2025-06-18, Transports § Protocol Version Header).
+const ASSUMED: &str = "2025-03-26";
 
 /// The era of a message, and the protocol revision as the log shows it.
 ///
 /// `header` is `MCP-Protocol-Version`, trimmed; `session` is the revision that the session's
-/// `initialize` negotiated, if it is remembered.
+/// `initialize` negotiated, if it is remembered. The body wins: a header that contradicts it is for
+/// [`crate::headers::check_mirrored`] to refuse. A batch is modern if one of its members is.
 pub fn era(message: &Message, header: Option<&str>, session: Option<&str>) -> (Era, Option<String>) {
-    let _ = (message, header, session);
-    unimplemented!()
+    let header = header.filter(|header| !header.is_empty());
+    if let Some(revision) = message.modern_version() {
+        return (Era::Modern, Some(revision.to_owned()));
+    }
+    if let Some(revision) = header.filter(|header| is_modern(header)) {
+        return (Era::Modern, Some(revision.to_owned()));
+    }
+    let asked = message.params.protocol_version.as_deref().filter(|_| message.is("initialize"));
+    (Era::Legacy, Some(asked.or(header).or(session).unwrap_or(ASSUMED).to_owned()))
 }
+
+/// Whether the revision of a message is one whose era nobody can tell: a version header that is no date, and a body that does not
+/// say it is modern. [`era`] counts it as legacy; it is to be forwarded with nothing added.
+pub fn revision_unknown(message: &Message, header: Option<&str>) -> bool {
+    message.modern_version().is_none() && header.is_some_and(|header| !header.is_empty() && !is_date(header))
+}
+
+/// A revision of 2026-07-28 or later. Dates of this form sort as text.
+fn is_modern(revision: &str) -> bool {
+    is_date(revision) && revision >= FIRST_MODERN
+}
+
+/// Whether it has the form YYYY-MM-DD.
+fn is_date(revision: &str) -> bool {
+    revision.len() == 10
+        && revision.bytes().enumerate().all(|(at, byte)| match at {
+            4 | 7 => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        })
+}
+
+impl Message {
+    /// Whether this is its method. Look at this and not at `kind` where a policy hangs on it: a server may run what has an id of `null`.
+    pub fn is(&self, method: &str) -> bool {
+        self.method.as_deref() == Some(method)
+    }
+
+    /// A single `tools/call` request: has an id, can be answered.
+    pub fn is_call(&self) -> bool {
+        self.kind == Kind::Request && self.is("tools/call")
+    }
+
+    /// A batch of nothing but `tools/call` requests with ids, and at least one.
+    pub fn is_batch_of_calls(&self) -> bool {
+        !self.batch.is_empty() && self.batch.iter().all(Self::is_call)
+    }
+
+    /// `io.modelcontextprotocol/protocolVersion` of the message, or of the first member of a batch that has one.
+    fn modern_version(&self) -> Option<&str> {
+        match &self.params.meta {
+            Meta::Object(meta) => meta.protocol_version.as_deref(),
+            _ => self.batch.iter().find_map(Self::modern_version),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

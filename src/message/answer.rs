@@ -7,7 +7,11 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::Id;
+use super::{
+    Id,
+    scan::{Bad, Scan},
+    splice::{self, Edits},
+};
 
 /// One message from upstream. Spans index the bytes that were looked at.
 #[derive(Clone, Debug)]
@@ -30,7 +34,7 @@ pub enum Answer {
 }
 
 /// A response.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Response {
     /// Its id (`None`: null or absent).
     pub id: Option<Id>,
@@ -44,32 +48,183 @@ pub struct Response {
     pub is_error: bool,
     /// `result.resultType`.
     pub result_type: Option<String>,
-    /// `result._meta` has a member that only the sidecar may say (`oz0/retryable`, `oz0/retry_after`, `oz0/refetch`).
+    /// A `result._meta` has a member that only the sidecar may say (`oz0/retryable`, `oz0/retry_after`, `oz0/refetch`).
     pub forged: bool,
 }
 
 /// A `notifications/progress`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Progress {
     /// `params.progressToken`, if it is a string or a number.
     pub token: Option<Id>,
-    /// `params.progress`, if it is a number.
+    /// `params.progress`, if it is a number (in the range of a double).
     pub progress: Option<f64>,
-    /// `params.total`, if it is a number.
+    /// `params.total`, if it is a number (in the range of a double).
     pub total: Option<f64>,
-    /// `params._meta["oz0/resume"]`, if it is a string.
+    /// `params._meta["oz0/resume"]`; empty, which is no token, if it is there and no string.
     pub resume: Option<String>,
 }
 
+/// Members of `result._meta` that only the sidecar may say.
+const OURS: [&[u8]; 3] = [b"oz0/retryable", b"oz0/retry_after", b"oz0/refetch"];
+
 /// Looks at one message. `None`: not a JSON-RPC message.
+///
+/// Decodes nothing but ids, methods and what progress says; of repeated members the last counts, as it does for most
+/// readers behind us. Does not check UTF-8 (an event's text is the node's to decode).
 pub fn look(data: &[u8]) -> Option<Answer> {
-    let _ = data;
-    unimplemented!()
+    let mut scan = Scan::new(data);
+    let answer = if scan.peek_value() == Some(b'[') {
+        let mut members = Vec::new();
+        let array = scan.array(|scan| {
+            members.extend(one(data, scan)?);
+            Ok(())
+        });
+        array.ok().map(|_| Answer::Batch(members))
+    } else {
+        one(data, &mut scan).ok()?
+    };
+    scan.end().ok()?;
+    answer
+}
+
+fn one(data: &[u8], scan: &mut Scan<'_>) -> Result<Option<Answer>, Bad> {
+    let (mut has_id, mut method, mut params) = (false, None, None);
+    let (mut result, mut error) = (None, None);
+    let mut response = Response::default();
+    scan.maybe_object(|scan, key| {
+        match &*key.bytes() {
+            b"id" => (has_id, response.id) = (true, Id::next(scan)?),
+            b"method" => method = Some(scan.maybe_string()?),
+            b"params" => params = Some(scan.value()?),
+            b"result" => result = Some(response.read_result(scan)?),
+            // Some servers write `"error":null` beside a result.
+            b"error" => (error, _) = (Some(scan.peek_value() != Some(b'n')), scan.value()?),
+            _ => _ = scan.value()?,
+        }
+        Ok(())
+    })?;
+    let Some(method) = method else {
+        let answered = result.is_some() || error.is_some();
+        response.result = result.filter(|_| error != Some(true));
+        return Ok(answered.then_some(Answer::Response(response)));
+    };
+    let Some(method) = method.and_then(|method| method.string()) else { return Ok(None) };
+    Ok(Some(match response.id {
+        Some(id) => Answer::Request { id, method },
+        // With an id of `null` it is neither; what counts as a notification is passed on whatever comes.
+        None if has_id || method != "notifications/progress" => Answer::Notification(method),
+        None => Answer::Progress(Progress::read(data, params)?),
+    }))
+}
+
+impl Response {
+    /// Reads a `result`; what an earlier one said is forgotten, but for its forgeries.
+    fn read_result(&mut self, scan: &mut Scan<'_>) -> Result<Range<usize>, Bad> {
+        *self = Self { id: self.id.take(), forged: self.forged, ..Self::default() };
+        let (span, _) = scan.maybe_object(|scan, key| {
+            match &*key.bytes() {
+                b"_meta" => {
+                    let (span, is_object) = scan.maybe_object(|scan, key| {
+                        self.forged |= OURS.contains(&&*key.bytes());
+                        scan.value().map(|_| ())
+                    })?;
+                    self.meta = is_object.then_some(span);
+                    self.meta_not_object = !is_object;
+                }
+                b"isError" => (self.is_error, _) = (scan.peek_value() == Some(b't'), scan.value()?),
+                b"resultType" => self.result_type = scan.maybe_string()?.and_then(|text| text.string()),
+                _ => _ = scan.value()?,
+            }
+            Ok(())
+        })?;
+        Ok(span)
+    }
+}
+
+impl Progress {
+    fn read(data: &[u8], params: Option<Range<usize>>) -> Result<Self, Bad> {
+        let mut progress = Self::default();
+        let Some(params) = params else { return Ok(progress) };
+        Scan::from(data, params.start).maybe_object(|scan, key| {
+            match &*key.bytes() {
+                b"progressToken" => progress.token = Id::next(scan)?,
+                b"progress" => progress.progress = number(scan)?,
+                b"total" => progress.total = number(scan)?,
+                b"_meta" => {
+                    progress.resume = None;
+                    scan.maybe_object(|scan, key| {
+                        if *key.bytes() == *b"oz0/resume" {
+                            let token = scan.maybe_string()?.and_then(|text| text.string());
+                            progress.resume = Some(token.unwrap_or_default());
+                        } else {
+                            scan.value()?;
+                        }
+                        Ok(())
+                    })?;
+                }
+                _ => _ = scan.value()?,
+            }
+            Ok(())
+        })?;
+        Ok(progress)
+    }
+}
+
+/// The next value, if it is a number that a double can hold.
+fn number(scan: &mut Scan<'_>) -> Result<Option<f64>, Bad> {
+    let digits = matches!(scan.peek_value(), Some(b'-' | b'0'..=b'9'));
+    let span = scan.value()?;
+    let text = std::str::from_utf8(scan.slice(span)).ok().filter(|_| digits);
+    Ok(text.and_then(|text| text.parse().ok()).filter(|number: &f64| number.is_finite()))
 }
 
 /// Cuts every forged `oz0/` member out of `result._meta`; gives the bytes and how many were cut.
-/// Everything else stays as it came (an emptied `_meta` stays as `{}`).
+/// Everything else stays as it came (an emptied `_meta` stays, empty). A repeated `result` or `_meta` is cut too, whichever a reader takes.
 pub fn cut_forged(data: &Bytes, response: &Response) -> (Bytes, usize) {
-    let _ = response;
-    (data.clone(), 0)
+    if !response.forged {
+        return (data.clone(), 0);
+    }
+    let mut metas = Vec::new();
+    let found = Scan::new(data).maybe_object(|scan, key| {
+        if *key.bytes() != *b"result" {
+            return scan.value().map(|_| ());
+        }
+        scan.maybe_object(|scan, key| {
+            let value = scan.value()?;
+            metas.extend((*key.bytes() == *b"_meta").then_some(value));
+            Ok(())
+        })
+        .map(|_| ())
+    });
+    // It was looked at before, so this can't fail; if it does, nothing is done to it.
+    if found.is_err() {
+        return (data.clone(), 0);
+    }
+    let (mut cuts, mut count) = (Vec::new(), 0);
+    for meta in &metas {
+        let cut = splice::cut(data, meta, |key| {
+            let forged = OURS.contains(&key);
+            count += usize::from(forged);
+            forged
+        });
+        cuts.extend(cut.unwrap_or_default());
+    }
+    (Edits(cuts).apply(data), count)
 }
+
+/// Puts `"oz0/refetch":true` into `result._meta` (made where there is none). `None` where that cannot be: an error, a result or `_meta`
+/// that is no object. After [`cut_forged`] look again first: the spans have moved.
+pub fn mark_refetch(data: &Bytes, response: &Response) -> Option<Bytes> {
+    const MARK: &str = "\"oz0/refetch\":true";
+    let result = response.result.as_ref().filter(|result| data.get(result.start) == Some(&b'{'))?;
+    let edits = Edits::default();
+    match &response.meta {
+        Some(meta) => Some(edits.put_first(data, meta, MARK, false).apply(data)),
+        None if response.meta_not_object => None,
+        None => Some(edits.put_first(data, result, &format!("\"_meta\":{{{MARK}}}"), false).apply(data)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
