@@ -282,6 +282,11 @@ impl Account {
         self.opened
     }
 
+    /// Counts members that were cut out of an answer because only the sidecar may say them.
+    pub fn forged(&self, members: u64) {
+        self.sink.metrics().forged_members.inc_by(members);
+    }
+
     /// Ends the exchange with `outcome`, unless one was set before: the first wins.
     pub fn finish(mut self, outcome: Outcome) {
         self.record.outcome.get_or_insert(outcome);

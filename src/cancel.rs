@@ -78,7 +78,8 @@ impl Notice {
     }
 
     fn message(&self) -> Bytes {
-        let mut body = br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#.to_vec();
+        let mut body =
+            br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#.to_vec();
         body.extend_from_slice(self.id.token());
         body.extend_from_slice(br#","reason":"the call was given up"}}"#);
         body.into()

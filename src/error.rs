@@ -61,7 +61,9 @@ impl Reason {
     /// The status where there is no id to answer.
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::UpstreamUnreachable | Self::UpstreamRefused | Self::UpstreamFailed => StatusCode::BAD_GATEWAY,
+            Self::UpstreamUnreachable | Self::UpstreamRefused | Self::UpstreamFailed => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::IdleTimeout | Self::MaxTimeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Draining | Self::Killed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Policy => StatusCode::FORBIDDEN,
@@ -172,7 +174,13 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal whose code is 1000 + status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, code: 1000 + i32::from(status.as_u16()), message: message.into(), id: None, headers: Vec::new() }
+        Self {
+            status,
+            code: 1000 + i32::from(status.as_u16()),
+            message: message.into(),
+            id: None,
+            headers: Vec::new(),
+        }
     }
 
     /// A refusal with 400 and one of JSON-RPC's or MCP's own codes.

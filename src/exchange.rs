@@ -13,6 +13,7 @@ use crate::{
     cancel::Notice,
     error::{Failure, Progress, Reason},
     inflight::Entry,
+    limits::{Held, Permit},
     message::{Era, Id, answer::Answer},
     proxy::Route,
     relay::terminal::State,
@@ -49,7 +50,9 @@ pub struct Exchange {
     /// The upstream ended its stream before the node left.
     pub upstream_ended: bool,
     /// Freed with the exchange: its place under the limits.
-    pub permits: Vec<crate::limits::Permit>,
+    pub permits: Vec<Permit>,
+    /// The bytes of a body that is held whole.
+    pub held: Option<Held>,
     /// Its line; written last.
     pub account: Account,
 }
@@ -65,6 +68,7 @@ impl Exchange {
             left: None,
             upstream_ended: false,
             permits: Vec::new(),
+            held: None,
             account,
         }
     }
@@ -102,12 +106,14 @@ impl Exchange {
         if let Some(entry) = &self.entry {
             entry.running.terminal.end(state);
         }
+        let cancel = self.entry.as_ref().and_then(|entry| entry.running.cancelled());
         let record = &mut self.account.record;
         if record.outcome.is_none() {
             record.outcome = Some(outcome);
             record.cancelled_by = by;
-            record.reason = Some(failure.reason.name().into());
-            record.error = Some(crate::account::clean(&failure.message).into_owned());
+            record.cancel_ms = by.and(cancel).map(|(_, at)| at.elapsed());
+            record.reason = Some(failure.reason.name());
+            record.error = Some(failure.message.clone());
         }
     }
 
@@ -144,8 +150,12 @@ impl Exchange {
         }
     }
 
-    /// The exchange was cancelled, by a signal or because its node is gone.
-    fn cancelled(&mut self) {
+    /// The exchange was cancelled, by a signal or because its node is gone, and nothing is held upstream any more. The first end
+    /// stands.
+    pub fn settle_cancelled(&mut self) {
+        if self.account.record.outcome.is_some() {
+            return;
+        }
         let signal = self.entry.as_ref().and_then(|entry| {
             entry.running.terminal.end(State::Cancelled);
             entry.running.cancelled()
@@ -158,7 +168,7 @@ impl Exchange {
         record.outcome = Some(Outcome::Cancelled);
         record.cancelled_by = Some(by);
         // Without a moment of its own the hang-up is this drop: what was held upstream was dropped just before.
-        record.cancel_ms = Some(crate::account::millis(at.map_or(Duration::ZERO, |at| at.elapsed())));
+        record.cancel_ms = Some(at.map_or(Duration::ZERO, |at| at.elapsed()));
         let cancels = self.request.as_ref().is_some_and(|request| request.cancels_on_disconnect);
         if by == CancelledBy::Disconnect && cancels && !self.upstream_ended {
             self.notify_upstream();
@@ -168,9 +178,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if self.account.record.outcome.is_none() {
-            self.cancelled();
-        }
+        self.settle_cancelled();
     }
 }
 

@@ -25,7 +25,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header, request::Parts};
 use http_body::Body as _;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time;
 
@@ -162,7 +162,8 @@ impl Sidecar {
         body: Incoming,
     ) -> Response<Body> {
         let limits = &settings.limits;
-        if let Err(refusal) = admit::check_body(&parts, &body, limits, matches!(target, Target::Endpoint(_))) {
+        if let Err(refusal) = admit::check_body(&parts, &body, limits, matches!(target, Target::Endpoint(_)))
+        {
             return refuse(exchange, &refusal, drainable(&parts, body));
         }
         let body = match read(body, limits, &mut exchange).await {
@@ -210,18 +211,15 @@ async fn read(
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    let mut limited = Limited::new(body, limits.request_body);
+    let mut body = body;
     let deadline = time::Instant::now() + limits.body_timeout;
     let mut first = Bytes::new();
     let mut joined = Vec::new();
     loop {
-        let frame = match time::timeout_at(deadline, limited.frame()).await {
+        let frame = match time::timeout_at(deadline, body.frame()).await {
             Err(_) => return Err((admit::too_slow(limits), None)),
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
-                return Err((admit::too_large(limits), Some(limited.into_inner())));
-            }
             Ok(Some(Err(_))) => {
                 // The node left in the middle of its body: nobody reads the answer.
                 exchange.left = Some(time::Instant::now());
@@ -229,6 +227,9 @@ async fn read(
             }
         };
         let Ok(data) = frame.into_data() else { continue };
+        if first.len() + joined.len() + data.len() > limits.request_body {
+            return Err((admit::too_large(limits), Some(body)));
+        }
         if first.is_empty() && joined.is_empty() {
             first = data;
         } else {
@@ -241,8 +242,9 @@ async fn read(
 
 /// The node's request id, or a new one; one that is not plain is replaced.
 fn request_id(headers: &mut HeaderMap) -> HeaderValue {
-    let plain =
-        |value: &&HeaderValue| (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic);
+    let plain = |value: &&HeaderValue| {
+        (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
     if let Some(id) = headers.get(headers::REQUEST_ID).filter(plain) {
         return id.clone();
     }

@@ -14,6 +14,11 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// A peer of which nothing is known, and whose end nobody watches.
+    pub fn unknown() -> Self {
+        Self { label: "unknown".into(), host: "unknown".into() }
+    }
+
     /// Ends when the peer is gone (FIN, RST), also while bytes of a next request wait unread, which hyper
     /// does not notice: it reads nothing more until the exchange is over. Never ends for HTTP/2, where hyper sees it.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -66,9 +66,9 @@ impl Sidecar {
     fn is_loop(&self, headers: &HeaderMap) -> bool {
         headers.get_all(header::VIA).iter().any(|via| {
             let entries = via.as_bytes().split(|byte| *byte == b',');
-            entries.filter_map(|entry| entry.trim_ascii().split(u8::is_ascii_whitespace).nth(1)).any(|by| {
-                by == self.pseudonym.as_bytes()
-            })
+            entries
+                .filter_map(|entry| entry.trim_ascii().split(u8::is_ascii_whitespace).nth(1))
+                .any(|by| by == self.pseudonym.as_bytes())
         })
     }
 }
@@ -134,7 +134,10 @@ pub(super) fn check_body(
         return Ok(());
     }
     if headers::content_type(&parts.headers).as_deref() != Some("application/json") {
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type is not application/json"));
+        return Err(Refusal::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "the content type is not application/json",
+        ));
     }
     let encodings = parts.headers.get_all(header::CONTENT_ENCODING);
     if encodings.iter().any(|encoding| !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")) {

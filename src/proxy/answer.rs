@@ -46,7 +46,12 @@ const BUSY_BODY: usize = 64 * 1024;
 
 impl Sidecar {
     /// Sends a request and answers its node, whatever comes.
-    pub(super) async fn forward(self: Arc<Self>, mut turn: Turn, asked: Asked, outgoing: Outgoing) -> Response<Body> {
+    pub(super) async fn forward(
+        self: Arc<Self>,
+        mut turn: Turn,
+        asked: Asked,
+        outgoing: Outgoing,
+    ) -> Response<Body> {
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
         let peer = turn.peer.clone();
         let sent = race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await;
@@ -55,10 +60,12 @@ impl Sidecar {
             Ok(Err(error)) => return self.failed(turn.exchange, &asked, &error.into()),
             Err(cut) => return self.cut(turn.exchange, &asked, cut),
         };
-        if let Some(response) = self.busy(&mut turn, &asked, &response) {
-            settle(response, turn.exchange)
-        } else {
-            self.answer(turn, asked, response).await
+        match self.busy(&mut turn, &asked, &response) {
+            None => self.answer(turn, asked, response).await,
+            Some(told) => {
+                spare(response.into_body()).await;
+                settle(told, turn.exchange)
+            }
         }
     }
 
@@ -73,10 +80,20 @@ impl Sidecar {
         headers::toward_node(&mut head.headers);
         let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
         let decoder = coding.and_then(Decoder::new);
-        let readable = decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let readable =
+            decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status == StatusCode::OK && event_stream && readable {
-            return stream_answer(&self, turn, asked.awaited, asked.clocks, asked.listen, head.headers, body, decoder);
+            return stream_answer(
+                &self,
+                turn,
+                asked.awaited,
+                asked.clocks,
+                asked.listen,
+                head.headers,
+                body,
+                decoder,
+            );
         }
         if turn.exchange.is_won() {
             return empty_stream(turn.exchange);
@@ -148,7 +165,7 @@ impl Sidecar {
             turn.exchange.account.record.stream = Some(Stream::Json);
         }
         turn.exchange.account.record.status = Some(head.status.as_u16());
-        turn.exchange.permits.push(held.into());
+        turn.exchange.held = Some(held);
         let mut response = Response::new(held::whole(turn.exchange, bytes, outcome, false));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
@@ -182,7 +199,12 @@ impl Sidecar {
     }
 
     /// An answer of the sidecar's own, HTTP 200, as JSON or, where `Accept` excludes that, as one event.
-    pub(super) fn told(exchange: Exchange, body: Bytes, accepts_json: bool, outcome: Outcome) -> Response<Body> {
+    pub(super) fn told(
+        exchange: Exchange,
+        body: Bytes,
+        accepts_json: bool,
+        outcome: Outcome,
+    ) -> Response<Body> {
         settle(Told { body, headers: HeaderMap::new(), accepts_json, outcome }, exchange)
     }
 
@@ -216,19 +238,28 @@ impl Sidecar {
         let failure = match cut {
             Cut::Gone => {
                 exchange.left = Some(Instant::now());
-                let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+                exchange.settle_cancelled();
+                let mut response =
+                    Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 return response;
             }
             Cut::Clock(Clock::Idle) => {
                 Failure::unknown(Reason::IdleTimeout, "the upstream was silent for the idle timeout")
             }
-            Cut::Clock(Clock::Max) => Failure::unknown(Reason::MaxTimeout, "the call reached its maximum time"),
+            Cut::Clock(Clock::Max) => {
+                Failure::unknown(Reason::MaxTimeout, "the call reached its maximum time")
+            }
             Cut::Closed => {
-                let by = exchange.entry.as_ref().and_then(|entry| entry.running.cancelled()).map(|(by, _)| by);
+                let by =
+                    exchange.entry.as_ref().and_then(|entry| entry.running.cancelled()).map(|(by, _)| by);
                 match by {
-                    Some(CancelledBy::Notification | CancelledBy::Disconnect) => return empty_stream(exchange),
-                    Some(CancelledBy::Admin) => Failure::unknown(Reason::Killed, "the call was ended by the operator"),
+                    Some(CancelledBy::Notification | CancelledBy::Disconnect) => {
+                        return empty_stream(exchange);
+                    }
+                    Some(CancelledBy::Admin) => {
+                        Failure::unknown(Reason::Killed, "the call was ended by the operator")
+                    }
                     Some(CancelledBy::Policy) => Failure::unknown(Reason::Policy, "the tool is denied now"),
                     Some(CancelledBy::Drain) | None => {
                         Failure::unknown(Reason::Draining, "the sidecar is shutting down")
@@ -256,18 +287,7 @@ impl Sidecar {
         let outgoing = self.outgoing(&turn, body, get || method == Method::POST);
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
         let peer = turn.peer.clone();
-        let asked_nothing = |clocks| Asked {
-            awaited: Vec::new(),
-            call: false,
-            converts: false,
-            initialize: None,
-            batch: false,
-            listen: get,
-            accepts_json: true,
-            scope: self.scope(&turn),
-            clocks,
-        };
-        let asked = asked_nothing(clocks);
+        let asked = Asked::nothing(self.scope(&turn), clocks);
         let message = method == Method::POST;
         let sent = if message {
             // Handed over: it goes on whatever its node does.
@@ -289,7 +309,8 @@ impl Sidecar {
         }
         let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
         let decoder = coding.and_then(Decoder::new);
-        let readable = decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let readable =
+            decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status == StatusCode::OK && event_stream && readable && method != Method::HEAD {
             return stream_answer(&self, turn, Vec::new(), asked.clocks, true, head.headers, body, decoder);
@@ -298,21 +319,15 @@ impl Sidecar {
     }
 
     /// A well-known document: relayed unread, with no credential of the upstream's.
-    pub(super) async fn well_known(self: Arc<Self>, mut turn: Turn, path: &str, body: Bytes) -> Response<Body> {
-        let clocks =
-            Clocks::new(Instant::now(), Some(turn.route.idle_timeout), Some(turn.route.max_timeout));
+    pub(super) async fn well_known(
+        self: Arc<Self>,
+        mut turn: Turn,
+        path: &str,
+        body: Bytes,
+    ) -> Response<Body> {
+        let clocks = Clocks::new(Instant::now(), Some(turn.route.idle_timeout), Some(turn.route.max_timeout));
         let outgoing = self.outgoing_document(&turn, path, body);
-        let asked = Asked {
-            awaited: Vec::new(),
-            call: false,
-            converts: false,
-            initialize: None,
-            batch: false,
-            listen: false,
-            accepts_json: true,
-            scope: self.scope(&turn),
-            clocks,
-        };
+        let asked = Asked::nothing(self.scope(&turn), clocks);
         let peer = turn.peer.clone();
         match race(self.send(&mut turn, outgoing), None, &asked.clocks, &peer).await {
             Ok(Ok(response)) => {
@@ -353,8 +368,11 @@ impl Sidecar {
 
     /// What a successful `initialize` settled; only the log and the era rule use it.
     fn learn_protocol(&self, turn: &Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
-        let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else { return };
-        let protocol = serde_json::from_slice::<Initialized>(bytes).ok().map(|answer| answer.result.protocol_version);
+        let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else {
+            return;
+        };
+        let protocol =
+            serde_json::from_slice::<Initialized>(bytes).ok().map(|answer| answer.result.protocol_version);
         let mut scope = self.scope(turn);
         scope.session = Some(session.as_bytes().into());
         scope.host = None;
@@ -439,6 +457,7 @@ fn told_by_status(exchange: Exchange, failure: &Failure) -> Response<Body> {
 
 /// The end of a request whose cancel has won: a stream without a response (contract section 8).
 fn empty_stream(mut exchange: Exchange) -> Response<Body> {
+    exchange.settle_cancelled();
     exchange.account.record.status = Some(200);
     exchange.account.record.stream = Some(Stream::Sse);
     let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
@@ -508,6 +527,19 @@ fn stream_answer(
     response
 }
 
+/// Reads what is already there of a body that nobody wants, so that its connection may serve again; never waits.
+async fn spare(mut body: upstream::Body) {
+    let mut read = 0;
+    poll_fn(|cx| {
+        while read < BUSY_BODY {
+            let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(cx) else { break };
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
 /// What was read of a body.
 enum Read {
     /// All of it.
@@ -531,7 +563,7 @@ async fn read(
             Some(decoder) => {
                 let room = limit.saturating_sub(all.len()).saturating_add(1);
                 let broken = |error| Failure::upstream(format!("the upstream's encoding is broken: {error}"));
-                decoder.push(chunk, room).map_err(broken)?
+                decoder.push(&chunk, room).map_err(broken)?
             }
             None => chunk,
         };

@@ -26,14 +26,9 @@ impl Sidecar {
     pub(super) fn outgoing(&self, turn: &Turn, body: Bytes, identity: bool) -> Outgoing {
         let mut headers = turn.parts.headers.clone();
         headers::toward_upstream(&mut headers);
-        if let Ok(via) = HeaderValue::try_from(format!("1.1 {}", self.pseudonym)) {
-            headers.append(header::VIA, via);
-        }
+        self.sign(&mut headers, turn);
         if identity {
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        }
-        if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
-            headers.insert(headers::REQUEST_ID, id);
         }
         for (name, value) in &turn.route.headers {
             headers.insert(name, value.clone());
@@ -49,6 +44,31 @@ impl Sidecar {
         }
         let uri = turn.route.target(turn.parts.uri.query());
         Outgoing { method: turn.parts.method.clone(), uri, headers, body }
+    }
+
+    /// A request for a document of the upstream's origin: as it came, with nothing of the upstream's own added.
+    pub(super) fn outgoing_document(&self, turn: &Turn, path: &str, body: Bytes) -> Outgoing {
+        let mut headers = turn.parts.headers.clone();
+        headers::toward_upstream(&mut headers);
+        self.sign(&mut headers, turn);
+        let mut uri = turn.route.upstream.settings().url.clone().into_parts();
+        let target = match turn.parts.uri.query() {
+            Some(query) => format!("{path}?{query}").parse(),
+            None => path.parse(),
+        };
+        uri.path_and_query = target.ok().or(uri.path_and_query);
+        let uri = Uri::from_parts(uri).unwrap_or_else(|_| turn.route.upstream.settings().url.clone());
+        Outgoing { method: turn.parts.method.clone(), uri, headers, body }
+    }
+
+    /// `Via` and the request id.
+    fn sign(&self, headers: &mut HeaderMap, turn: &Turn) {
+        if let Ok(via) = HeaderValue::try_from(format!("1.1 {}", self.pseudonym)) {
+            headers.append(header::VIA, via);
+        }
+        if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
+            headers.insert(headers::REQUEST_ID, id);
+        }
     }
 
     /// Sends it once. A 307 or 308 to the upstream's own origin is followed once, and remembered: its first receiver said

@@ -57,6 +57,23 @@ pub(super) struct Asked {
     pub(super) clocks: Clocks,
 }
 
+impl Asked {
+    /// What no JSON-RPC request stands behind.
+    pub(super) fn nothing(scope: Scope, clocks: Clocks) -> Self {
+        Self {
+            awaited: Vec::new(),
+            call: false,
+            converts: false,
+            initialize: None,
+            batch: false,
+            listen: false,
+            accepts_json: true,
+            scope,
+            clocks,
+        }
+    }
+}
+
 impl Sidecar {
     pub(super) async fn post(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
         let message = match message::classify(&body) {
@@ -69,18 +86,20 @@ impl Sidecar {
             let refusal = Refusal { id: message.id.clone(), ..admit::from_headers(refusal) };
             return refuse(turn.exchange, &refusal, None);
         }
+        for answered in message.batch.iter().chain([&message]).filter(|one| one.kind == Kind::Response) {
+            if let Some(id) = &answered.id {
+                self.registry.node_answers(&scope, id);
+            }
+        }
         match message.kind {
+            Kind::Batch if message.batch.iter().all(|one| one.kind != Kind::Request) => {
+                self.hand_over(turn, body).await
+            }
             Kind::Request | Kind::Batch => self.request(turn, &message, &body, scope).await,
             Kind::Notification if message.method.as_deref() == Some(CANCELLED) => {
                 self.cancelled(turn, &message, body, scope).await
             }
-            Kind::Notification => self.hand_over(turn, body).await,
-            Kind::Response => {
-                if let Some(id) = &message.id {
-                    self.registry.node_answers(&scope, id);
-                }
-                self.hand_over(turn, body).await
-            }
+            Kind::Notification | Kind::Response => self.hand_over(turn, body).await,
             Kind::Other => self.pass(turn, body).await,
         }
     }
@@ -278,11 +297,17 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
     let task = era == Era::Legacy && message.params.task;
     let calls_only = batch
         && !message.batch.is_empty()
-        && message.batch.iter().all(|one| {
-            one.kind == Kind::Request && one.method.as_deref() == Some(CALL) && !one.params.task
-        });
+        && message
+            .batch
+            .iter()
+            .all(|one| one.kind == Kind::Request && one.method.as_deref() == Some(CALL) && !one.params.task);
     let awaited = if batch {
-        message.batch.iter().filter(|one| one.kind == Kind::Request).filter_map(|one| one.id.clone()).collect()
+        message
+            .batch
+            .iter()
+            .filter(|one| one.kind == Kind::Request)
+            .filter_map(|one| one.id.clone())
+            .collect()
     } else {
         message.id.iter().cloned().collect()
     };
@@ -314,7 +339,8 @@ pub(super) fn busy_body(busy: &Busy<'_>, asked: &Asked, era: Era) -> Bytes {
 
 /// 503 that names a wait, for what is no call.
 pub(super) fn unavailable(turn: Turn, id: Option<&Id>) -> Response<Body> {
-    let mut refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the sidecar is at its limit, nothing was sent");
+    let mut refusal =
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the sidecar is at its limit, nothing was sent");
     refusal.id = id.cloned();
     refusal.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
     refuse(turn.exchange, &refusal, None)
@@ -363,7 +389,8 @@ pub(super) fn trace(turn: &mut Turn, meta: Option<&str>) -> Option<String> {
     let record = &mut turn.exchange.account.record;
     if let Some(first) = values.next() {
         // What is repeated or malformed is passed on and means nothing.
-        let parent = first.to_str().ok().filter(|parent| values.next().is_none() && is_traceparent(parent))?;
+        let parent =
+            first.to_str().ok().filter(|parent| values.next().is_none() && is_traceparent(parent))?;
         record.trace = Some(parent[3..35].to_owned());
         return meta.is_none().then(|| parent.to_owned());
     }
@@ -384,8 +411,9 @@ fn is_traceparent(text: &str) -> bool {
     };
     let mut parts = text.split('-');
     let (version, trace, parent, flags) = (parts.next(), parts.next(), parts.next(), parts.next());
-    version.is_some_and(|version| hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none()))
-        && trace.is_some_and(|trace| hex(trace, 32) && trace.bytes().any(|byte| byte != b'0'))
+    version.is_some_and(|version| {
+        hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none())
+    }) && trace.is_some_and(|trace| hex(trace, 32) && trace.bytes().any(|byte| byte != b'0'))
         && parent.is_some_and(|parent| hex(parent, 16) && parent.bytes().any(|byte| byte != b'0'))
         && flags.is_some_and(|flags| hex(flags, 2))
 }

@@ -41,6 +41,17 @@ pub struct Counts {
     pub refetch: bool,
 }
 
+/// An event that goes out.
+#[derive(Debug)]
+pub struct Popped {
+    /// The event.
+    pub event: Event,
+    /// It is the final response.
+    pub is_final: bool,
+    /// It must carry the refetch mark.
+    pub refetch: bool,
+}
+
 /// The queue of one stream.
 #[derive(Debug)]
 pub struct Queue {
@@ -66,13 +77,19 @@ impl Queue {
     }
 
     /// The next event that may go out now, in order; `Final` carries the mark that `Counts::refetch` asks for when it is popped by the caller.
-    pub fn pop(&mut self, now: Instant) -> Option<(Event, bool)> {
+    pub fn pop(&mut self, now: Instant) -> Option<Popped> {
         let _ = now;
         unimplemented!()
     }
 
     /// When [`Queue::pop`] will give something although nothing is pushed; `None` if nothing waits for its rate.
     pub fn next_release(&self) -> Option<Instant> {
+        unimplemented!()
+    }
+
+    /// Fits.
+    pub fn fits(&self, event: &Event) -> bool {
+        let _ = event;
         unimplemented!()
     }
 

@@ -28,6 +28,44 @@ pub struct Event {
     pub retry: Option<u64>,
 }
 
+impl Event {
+    /// The same event with other data, one `data:` line for each line of it in the place of the old ones. A byte-order mark or
+    /// an LF before it, and every other line, stays as it came.
+    pub fn with_data(&self, data: Bytes) -> Self {
+        let mut bytes = Vec::with_capacity(self.bytes.len());
+        let mut replaced = false;
+        for line in lines(&self.bytes) {
+            let content = line.strip_suffix(b"\n").unwrap_or(line);
+            let content = content.strip_suffix(b"\r").unwrap_or(content);
+            if content != b"data" && !content.starts_with(b"data:") {
+                bytes.extend_from_slice(line);
+                continue;
+            }
+            if std::mem::replace(&mut replaced, true) {
+                continue;
+            }
+            for one in data.split(|byte| *byte == b'\n') {
+                bytes.extend_from_slice(b"data: ");
+                bytes.extend_from_slice(one);
+                bytes.extend_from_slice(&line[content.len()..]);
+            }
+        }
+        Self { bytes: bytes.into(), data: Some(data), ..self.clone() }
+    }
+}
+
+/// The lines of a block, each with its own ending (LF, CRLF or CR).
+fn lines(block: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = block;
+    std::iter::from_fn(move || {
+        let at = memchr2(b'\n', b'\r', rest)?;
+        let crlf = rest[at] == b'\r' && rest.get(at + 1) == Some(&b'\n');
+        let (line, after) = rest.split_at(at + 1 + usize::from(crlf));
+        rest = after;
+        Some(line)
+    })
+}
+
 /// One event is larger than the limit.
 #[derive(Debug, thiserror::Error)]
 #[error("an event exceeds {0} bytes")]

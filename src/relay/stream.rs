@@ -103,6 +103,10 @@ pub fn relay(start: Start) -> Body {
             events: 0,
             bytes_out: 0,
             keepalives: 0,
+            out: Vec::new(),
+            out_bytes: 0,
+            out_final: false,
+            ours_last: false,
             exchange: start.exchange,
         }),
     });
@@ -132,7 +136,6 @@ pub fn relay(start: Start) -> Body {
         pump: tokio::spawn(pump),
         shared,
         keepalive: start.settings.keepalive,
-        ours_last: false,
         sent: now,
         timer: None,
         gone: None,
@@ -173,10 +176,83 @@ struct State {
     events: u64,
     bytes_out: u64,
     keepalives: u64,
+    /// Given out by the queue, not yet taken by the node's connection.
+    out: Vec<Bytes>,
+    out_bytes: usize,
+    out_final: bool,
+    /// The last bytes to the node were a comment of ours.
+    ours_last: bool,
     exchange: Exchange,
 }
 
 impl State {
+    /// Takes from the queue what it lets out now, up to a frame.
+    fn fill(&mut self, now: Instant) {
+        // At the end nothing is worth waiting for its rate any more.
+        let now = if self.ended { now + PAST_ALL_RATES } else { now };
+        while self.out_bytes < FRAME && !self.muted {
+            let Some(popped) = self.queue.pop(now) else { break };
+            let bytes = if popped.refetch { mark_refetch(&popped.event) } else { popped.event.bytes };
+            if !self.ours_last || self.out_bytes > 0 {
+                self.put(popped.event.prefix);
+            }
+            self.events += u64::from(popped.event.data.is_some());
+            self.out_final |= popped.is_final;
+            self.put(bytes);
+        }
+    }
+
+    fn put(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.out_bytes += bytes.len();
+            self.out.push(bytes);
+        }
+    }
+
+    /// Everything for the node, as one frame.
+    fn take(&mut self, now: Instant) -> Option<Bytes> {
+        if self.muted {
+            return None;
+        }
+        self.fill(now);
+        if self.queue.is_empty()
+            && let Some(words) = self.last_words.take()
+        {
+            self.events += 1;
+            self.put(words);
+        }
+        let bytes = match self.out.as_mut_slice() {
+            [] => return None,
+            [one] => std::mem::take(one),
+            all => all.concat().into(),
+        };
+        self.out.clear();
+        self.out_bytes = 0;
+        self.ours_last = false;
+        self.taken = now;
+        self.bytes_out += bytes.len() as u64;
+        self.count_held();
+        if std::mem::take(&mut self.out_final) {
+            let outcome = self.final_outcome;
+            self.exchange.completed(outcome);
+        }
+        if let Some(pump) = self.pump.take() {
+            pump.wake();
+        }
+        Some(bytes)
+    }
+
+    /// Whether the pump may push this event. A muted stream takes everything, and forgets it.
+    fn has_room(&self, event: Option<&Event>) -> bool {
+        self.muted
+            || event.is_none_or(|event| self.queue.fits(event)) && self.held.has_room(self.queue.is_empty())
+    }
+
+    fn count_held(&mut self) {
+        let bytes = self.queue.bytes() + self.out_bytes;
+        self.held.set(bytes);
+    }
+
     fn wake_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             reader.wake();
@@ -190,11 +266,14 @@ impl State {
 
     fn mute(&mut self) {
         self.muted = true;
+        self.out.clear();
+        self.out_bytes = 0;
         self.held.set(0);
     }
 
+    /// Nothing waits for the node.
     fn drained(&self) -> bool {
-        self.muted || self.cut || (self.queue.is_empty() && self.last_words.is_none())
+        self.muted || self.cut || (self.queue.is_empty() && self.out.is_empty() && self.last_words.is_none())
     }
 }
 
@@ -410,7 +489,7 @@ impl Pump {
     fn take(&mut self, chunk: Bytes) -> Result<(), Failure> {
         let chunk = match &mut self.decoder {
             Some(decoder) => decoder
-                .push(chunk, self.decoded_limit)
+                .push(&chunk, self.decoded_limit)
                 .map_err(|error| Failure::upstream(format!("upstream's encoding is broken: {error}")))?,
             None => chunk,
         };
@@ -427,10 +506,9 @@ impl Pump {
         }
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        while state.muted || state.queue.has_room() && state.held.has_room(state.queue.is_empty()) {
+        while state.has_room(self.backlog.front()) {
             let Some(event) = self.backlog.pop_front() else {
-                let bytes = state.queue.bytes();
-                state.held.set(bytes);
+                state.count_held();
                 return true;
             };
             self.give(&mut state, event);
@@ -452,7 +530,8 @@ impl Pump {
         let now = Instant::now();
         if let Some(id) = &event.id {
             self.source.ids_seen = true;
-            if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut()) {
+            if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut())
+            {
                 notice.event_id(id);
                 notice.retry = event.retry.map_or(notice.retry, Duration::from_millis);
             }
@@ -486,6 +565,11 @@ impl Pump {
                 state.taken = now;
             }
             state.queue.push(seen.event, class, now);
+            // While the node keeps up its connection waits for more: what may go out goes out as it came, and only what
+            // is behind that can become adjacent and coalesce.
+            if state.reader.is_some() {
+                state.fill(now);
+            }
         }
     }
 
@@ -552,7 +636,11 @@ impl Pump {
         let blocked = !self.backlog.is_empty();
         for (was, is) in [(&mut self.asking, asking), (&mut self.blocked, blocked)] {
             if *was != is {
-                if is { self.clocks.pause(now) } else { self.clocks.resume(now) }
+                if is {
+                    self.clocks.pause(now)
+                } else {
+                    self.clocks.resume(now)
+                }
                 *was = is;
             }
         }
@@ -614,7 +702,10 @@ impl Pump {
 }
 
 /// The next bytes of a body; trailers mean nothing here.
-fn poll_data(body: &mut upstream::Body, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, upstream::Error>>> {
+fn poll_data(
+    body: &mut upstream::Body,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Bytes, upstream::Error>>> {
     loop {
         match ready!(Pin::new(&mut *body).poll_frame(cx)) {
             Some(Ok(frame)) => {
@@ -656,8 +747,6 @@ struct StreamBody {
     pump: JoinHandle<()>,
     shared: Arc<Shared>,
     keepalive: Duration,
-    /// The last bytes to the node were a comment of ours.
-    ours_last: bool,
     sent: Instant,
     timer: Option<Pin<Box<Sleep>>>,
     gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -680,9 +769,8 @@ impl http_body::Body for StreamBody {
             if state.cut {
                 return Poll::Ready(Some(Err("the node took nothing for too long".into())));
             }
-            if let Some(bytes) = this.pull(&mut state, now) {
+            if let Some(bytes) = state.take(now) {
                 this.sent = now;
-                state.bytes_out += bytes.len() as u64;
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             if state.ended && state.drained() {
@@ -709,56 +797,13 @@ impl http_body::Body for StreamBody {
 }
 
 impl StreamBody {
-    /// Everything the queue lets out now, up to a frame.
-    fn pull(&mut self, state: &mut State, now: Instant) -> Option<Bytes> {
-        if state.muted {
-            return None;
-        }
-        let mut parts: Vec<Bytes> = Vec::new();
-        let mut size = 0;
-        // At the end nothing is worth waiting for its rate any more.
-        let at = if state.ended { now + PAST_ALL_RATES } else { now };
-        while size < FRAME {
-            let Some(popped) = state.queue.pop(at) else { break };
-            let bytes = if popped.refetch { mark_refetch(&popped.event) } else { popped.event.bytes };
-            if !popped.event.prefix.is_empty() && !self.ours_last {
-                parts.push(popped.event.prefix);
-            }
-            self.ours_last = false;
-            state.events += u64::from(popped.event.data.is_some());
-            if popped.is_final {
-                let outcome = state.final_outcome;
-                state.exchange.completed(outcome);
-            }
-            size += bytes.len();
-            parts.push(bytes);
-        }
-        if state.queue.is_empty()
-            && let Some(words) = state.last_words.take()
-        {
-            state.events += 1;
-            parts.push(words);
-        }
-        let out = match parts.as_mut_slice() {
-            [] => return None,
-            [one] => std::mem::take(one),
-            _ => parts.concat().into(),
-        };
-        state.taken = now;
-        let bytes = state.queue.bytes();
-        state.held.set(bytes);
-        if let Some(pump) = state.pump.take() {
-            pump.wake();
-        }
-        Some(out)
-    }
-
     fn comment(&mut self) -> Frame<Bytes> {
         let mut state = self.shared.lock();
         state.keepalives += 1;
         state.bytes_out += KEEPALIVE.len() as u64;
+        state.ours_last = true;
+        drop(state);
         self.sent = Instant::now();
-        self.ours_last = true;
         Frame::data(Bytes::from_static(KEEPALIVE))
     }
 
