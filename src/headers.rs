@@ -1,11 +1,15 @@
 //! What may cross the hop in each direction, and what the mirrored MCP headers must say.
 //!
 //! Hop-by-hop rules: RFC 9110 § 7.6.1. Mirrored headers: MCP 2026-07-28, Streamable HTTP § Server Validation.
-//! Knows no bodies beyond a classified [`Message`].
+//! Knows no bodies beyond a classified [`Message`](crate::message::Message).
 
-use http::{HeaderMap, HeaderName};
+mod access;
+mod mirrored;
 
-use crate::message::{Era, Message};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+pub use access::{host_allowed, origin_allowed};
+pub use mirrored::{Refusal, check_head, check_mirrored, decode_sentinel};
 
 /// `MCP-Protocol-Version`.
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -24,86 +28,164 @@ pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-bufferi
 /// `Oz0-Upstream-Status`.
 pub const UPSTREAM_STATUS: HeaderName = HeaderName::from_static("oz0-upstream-status");
 
-/// Why a request's headers are refused.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// 400 with JSON-RPC −32020: a mirrored header is missing or contradicts the body.
-    Mismatch(String),
-    /// 400 with JSON-RPC −32600: repeated, unusable or forbidden (R-029, R-030, R-213).
-    Unusable(String),
-}
+/// Fields that end at this hop beside those that `Connection` names (RFC 9110 § 7.6.1, § 11.7, § 6.5.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
 
-/// Checks that hold for every request before its body is read: repeated Mcp headers, bytes that no validated header may have, a `Connection`
-/// option that names a header we depend on.
-///
-/// # Errors
-///
-/// [`Refusal::Unusable`].
-pub fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
-    let _ = headers;
-    unimplemented!()
-}
-
-/// Checks the mirrored headers of a modern message against its body (R-017 to R-037). Legacy messages always pass.
-///
-/// # Errors
-///
-/// [`Refusal::Mismatch`] naming the header; [`Refusal::Unusable`] for a modern batch.
-pub fn check_mirrored(headers: &HeaderMap, message: &Message, era: Era) -> Result<(), Refusal> {
-    let _ = (headers, message, era);
-    unimplemented!()
+/// The options that `Connection` names, as they were written, trimmed.
+fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(header::CONNECTION).iter();
+    lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 /// Removes what belongs to one hop only, in place, in either direction: `Connection` and every field it names, `Keep-Alive`,
 /// `Proxy-Connection`, `Proxy-Authorization`, `Proxy-Authenticate`, `TE`, `Trailer`, `Transfer-Encoding`, `Upgrade`.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let _ = headers;
+    let named: Vec<_> =
+        connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
 }
 
 /// Makes the node's request headers fit for the upstream, in place: hop-by-hop, `Host`, `Content-Length`, `Expect`, `Oz0-*` fields and
 /// `X-Forwarded-*`/`Forwarded` are removed. Adds nothing.
 pub fn toward_upstream(headers: &mut HeaderMap) {
-    let _ = headers;
+    strip_hop_by_hop(headers);
+    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::FORWARDED] {
+        headers.remove(name);
+    }
+    remove_prefixed(headers, &["oz0-", "x-forwarded-"]);
 }
 
-/// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` and forged `Oz0-*` are removed.
+/// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` (it would speak for our origin, R-221) and forged
+/// `Oz0-*` are removed.
 pub fn toward_node(headers: &mut HeaderMap) {
-    let _ = headers;
+    strip_hop_by_hop(headers);
+    headers.remove(header::ALT_SVC);
+    remove_prefixed(headers, &["oz0-"]);
 }
 
-/// Sets what every SSE answer carries (contract section 9): content type as it came, `Cache-Control` with `no-cache` beside the
-/// upstream's `no-transform`, `no-store` and `private`, `X-Accel-Buffering: no` once; no `Content-Length`.
+fn remove_prefixed(headers: &mut HeaderMap, prefixes: &[&str]) {
+    let ours = |name: &&HeaderName| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix));
+    let names: Vec<_> = headers.keys().filter(ours).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Sets what every SSE answer carries (contract section 9): content type as it came, `Cache-Control` with `no-cache` and `no-transform` beside
+/// the upstream's `no-store` and `private`, `X-Accel-Buffering: no`, each once; no `Content-Length`.
 pub fn force_stream(headers: &mut HeaderMap) {
-    let _ = headers;
+    let has = |directive: &str| {
+        let lines = headers.get_all(header::CACHE_CONTROL).iter().filter_map(|line| line.to_str().ok());
+        lines.flat_map(|line| line.split([',', '='])).any(|part| part.trim().eq_ignore_ascii_case(directive))
+    };
+    let cache = match (has("no-store"), has("private")) {
+        (false, false) => "no-cache, no-transform",
+        (true, false) => "no-cache, no-transform, no-store",
+        (false, true) => "no-cache, no-transform, private",
+        (true, true) => "no-cache, no-transform, no-store, private",
+    };
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    headers.remove(header::CONTENT_LENGTH);
 }
 
-/// The essence of `Content-Type`: `application/json`, `text/event-stream`, lower case, no parameters (R-014).
+/// Removes, in place, what described a body that the sidecar puts another one in place of (R-094): length, type, coding, validators, ranges,
+/// digests. Everything else of the answer stays.
+pub fn shed_content(headers: &mut HeaderMap) {
+    for name in [
+        header::CONTENT_LENGTH,
+        header::CONTENT_TYPE,
+        header::CONTENT_ENCODING,
+        header::CONTENT_LANGUAGE,
+        header::CONTENT_LOCATION,
+        header::CONTENT_RANGE,
+        header::CONTENT_DISPOSITION,
+        header::ACCEPT_RANGES,
+        header::ETAG,
+        header::LAST_MODIFIED,
+    ] {
+        headers.remove(name);
+    }
+    shed_digests(headers);
+}
+
+/// Removes, in place, digests of a body that was changed (R-061).
+pub fn shed_digests(headers: &mut HeaderMap) {
+    for name in ["content-md5", "content-digest", "repr-digest", "digest"] {
+        headers.remove(name);
+    }
+}
+
+/// The message is signed (RFC 9421), so its body must not be changed (R-061).
+pub fn is_signed(headers: &HeaderMap) -> bool {
+    headers.contains_key("signature") || headers.contains_key("signature-input")
+}
+
+/// The essence of `Content-Type`: `application/json`, `text/event-stream`, lower case, no parameters (R-014). `None` if it is absent, repeated or
+/// not ASCII.
 pub fn content_type(headers: &HeaderMap) -> Option<String> {
-    let _ = headers;
-    unimplemented!()
+    let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
+    let (line, None) = (lines.next()?, lines.next()) else { return None };
+    Some(essence(line.to_str().ok()?).to_ascii_lowercase())
 }
 
-/// Whether `Accept` lets `media` through (absent: yes). RFC 9110 § 12.5.1: `*/*`, `type/*`, `q=0`.
+/// The body of a request has a coding that nobody here can read (R-062).
+pub fn content_encoding_refused(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut codings =
+        lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii);
+    codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+}
+
+/// A media type or range without its parameters.
+fn essence(media: &str) -> &str {
+    media.split(';').next().unwrap_or_default().trim()
+}
+
+/// Whether `Accept` lets `media` through (absent: yes). RFC 9110 § 12.5.1: the most specific of `type/subtype`, `type/*` and `*/*` decides, `q=0`
+/// says no. Parameters beside `q` are not looked at.
 pub fn accepts(headers: &HeaderMap, media: &str) -> bool {
-    let _ = (headers, media);
-    unimplemented!()
+    let kind = media.split('/').next().unwrap_or_default();
+    let mut best = None;
+    let mut empty = true;
+    for line in headers.get_all(header::ACCEPT) {
+        let Ok(line) = line.to_str() else { continue };
+        for range in line.split(',').filter(|range| !range.trim().is_empty()) {
+            empty = false;
+            let name = essence(range);
+            let specific = match name.split_once('/') {
+                _ if name.eq_ignore_ascii_case(media) => 3,
+                Some(("*", "*")) => 1,
+                Some((of, "*")) if of.eq_ignore_ascii_case(kind) => 2,
+                _ => continue,
+            };
+            // Of two as specific, the one that says yes.
+            best = best.max(Some((specific, !refuses(range))));
+        }
+    }
+    empty || best.is_some_and(|(_, yes)| yes)
 }
 
-/// Decodes the `=?base64?…?=` form of a mirrored value (R-024); `None` if it claims to be one and is not valid.
-pub fn decode_sentinel(value: &[u8]) -> Option<Vec<u8>> {
-    let _ = value;
-    unimplemented!()
+/// Whether a media range has a weight of 0. One that can't be read counts as 1.
+fn refuses(range: &str) -> bool {
+    let weight = range.split(';').skip(1).find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("q").then(|| value.trim().parse::<f32>().unwrap_or(1.0))
+    });
+    weight.is_some_and(|weight| weight <= 0.0)
 }
 
-/// Whether `Origin` may talk to this listener (R-231). `allowed` are the configured ones; loopback origins count when `loopback_listener`.
-/// Absent: yes. `null`, malformed, repeated: no.
-pub fn origin_allowed(headers: &HeaderMap, allowed: &[String], loopback_listener: bool) -> bool {
-    let _ = (headers, allowed, loopback_listener);
-    unimplemented!()
-}
-
-/// Whether `Host` (or `:authority`) may be asked on a loopback listener (R-232): a loopback name, address or one configured, any port.
-pub fn host_allowed(authority: &str, allowed: &[String]) -> bool {
-    let _ = (authority, allowed);
-    unimplemented!()
-}
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ mod id;
 mod read;
 mod scan;
 pub mod splice;
+mod text;
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -46,7 +47,7 @@ pub struct Message {
     /// Where the value of `params` lies, if there is one, of whatever type.
     pub params_value: Option<Range<usize>>,
     /// The members of a batch, one by one and in order; empty otherwise. A member that is no message is [`Kind::Other`] without a method.
-    pub batch: Vec<Message>,
+    pub batch: Vec<Self>,
 }
 
 /// What is known of `params`; all empty unless it is an object.

@@ -30,7 +30,7 @@ pub enum Answer {
     /// Any other notification, by its method.
     Notification(String),
     /// A legacy batch (2025-03-26): each member.
-    Batch(Vec<Answer>),
+    Batch(Vec<Self>),
 }
 
 /// A response.
@@ -77,26 +77,27 @@ pub fn look(data: &[u8]) -> Option<Answer> {
     let answer = if scan.peek_value() == Some(b'[') {
         let mut members = Vec::new();
         let array = scan.array(|scan| {
-            members.extend(one(data, scan)?);
+            members.extend(one(scan)?);
             Ok(())
         });
         array.ok().map(|_| Answer::Batch(members))
     } else {
-        one(data, &mut scan).ok()?
+        one(&mut scan).ok()?
     };
     scan.end().ok()?;
     answer
 }
 
-fn one(data: &[u8], scan: &mut Scan<'_>) -> Result<Option<Answer>, Bad> {
-    let (mut has_id, mut method, mut params) = (false, None, None);
+fn one(scan: &mut Scan<'_>) -> Result<Option<Answer>, Bad> {
+    let (mut has_id, mut method, mut progress) = (false, None, Progress::default());
     let (mut result, mut error) = (None, None);
     let mut response = Response::default();
     scan.maybe_object(|scan, key| {
         match &*key.bytes() {
             b"id" => (has_id, response.id) = (true, Id::next(scan)?),
             b"method" => method = Some(scan.maybe_string()?),
-            b"params" => params = Some(scan.value()?),
+            // Whatever the method will turn out to be: a second pass over them would cost more.
+            b"params" => progress = Progress::read(scan)?,
             b"result" => result = Some(response.read_result(scan)?),
             // Some servers write `"error":null` beside a result.
             b"error" => (error, _) = (Some(scan.peek_value() != Some(b'n')), scan.value()?),
@@ -109,12 +110,14 @@ fn one(data: &[u8], scan: &mut Scan<'_>) -> Result<Option<Answer>, Bad> {
         response.result = result.filter(|_| error != Some(true));
         return Ok(answered.then_some(Answer::Response(response)));
     };
-    let Some(method) = method.and_then(|method| method.string()) else { return Ok(None) };
-    Ok(Some(match response.id {
+    let Some(method) = method else { return Ok(None) };
+    // With an id of `null` it is neither request nor notification; what counts as the latter is passed on whatever comes.
+    if !has_id && *method.bytes() == *b"notifications/progress" {
+        return Ok(Some(Answer::Progress(progress)));
+    }
+    Ok(method.string().map(|method| match response.id {
         Some(id) => Answer::Request { id, method },
-        // With an id of `null` it is neither; what counts as a notification is passed on whatever comes.
-        None if has_id || method != "notifications/progress" => Answer::Notification(method),
-        None => Answer::Progress(Progress::read(data, params)?),
+        None => Answer::Notification(method),
     }))
 }
 
@@ -143,10 +146,9 @@ impl Response {
 }
 
 impl Progress {
-    fn read(data: &[u8], params: Option<Range<usize>>) -> Result<Self, Bad> {
+    fn read(scan: &mut Scan<'_>) -> Result<Self, Bad> {
         let mut progress = Self::default();
-        let Some(params) = params else { return Ok(progress) };
-        Scan::from(data, params.start).maybe_object(|scan, key| {
+        scan.maybe_object(|scan, key| {
             match &*key.bytes() {
                 b"progressToken" => progress.token = Id::next(scan)?,
                 b"progress" => progress.progress = number(scan)?,

@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use super::scan::{Scan, Text};
+use super::{
+    scan::{Bad, Scan},
+    text::Text,
+};
 
 /// A JSON-RPC request id (or progress token): a string or a number, exactly as it was written.
 ///
@@ -51,7 +54,7 @@ impl Id {
     }
 
     /// Takes the next value; `None` if it is neither a string nor a number.
-    pub(super) fn next(scan: &mut Scan<'_>) -> Result<Option<Self>, super::scan::Bad> {
+    pub(super) fn next(scan: &mut Scan<'_>) -> Result<Option<Self>, Bad> {
         Ok(match scan.peek_value() {
             Some(b'"') => Some(Self::of(scan.string()?)),
             Some(b'-' | b'0'..=b'9') => {
@@ -63,8 +66,8 @@ impl Id {
     }
 
     fn of(text: Text<'_>) -> Self {
-        let quoted = |text: &[u8]| [b"\"", text, b"\""].concat().into();
-        Self { token: quoted(text.raw), decoded: text.escaped.then(|| quoted(&text.bytes())) }
+        let decoded = || [b"\"", &*text.bytes(), b"\""].concat().into();
+        Self { token: text.token.into(), decoded: text.escaped.then(decoded) }
     }
 
     fn key(&self) -> &[u8] {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{
     Id, Kind, MAX_DEPTH, Malformed, Message, Meta, MetaObject, Params,
-    scan::{Bad, Scan, Text},
+    scan::{Bad, Scan},
 };
 
 /// See [`super::classify`].
@@ -154,9 +154,9 @@ fn message(scan: &mut Scan<'_>) -> Result<Draft, Bad> {
     Ok(draft)
 }
 
-/// Keeps the first member found repeated.
+/// Keeps the first member found repeated; of a name that has no end, its beginning.
 fn note(repeated: &mut Option<String>, key: &[u8]) {
-    repeated.get_or_insert_with(|| String::from_utf8_lossy(key).into_owned());
+    repeated.get_or_insert_with(|| String::from_utf8_lossy(&key[..key.len().min(64)]).into_owned());
 }
 
 fn params(
@@ -218,7 +218,7 @@ fn meta(scan: &mut Scan<'_>, repeated: &mut Option<String>) -> Result<Meta, Bad>
 
 /// The next value, decoded, if it is a string that can be.
 fn decoded(scan: &mut Scan<'_>) -> Result<Option<String>, Bad> {
-    Ok(scan.maybe_string()?.and_then(|text: Text<'_>| text.string()))
+    Ok(scan.maybe_string()?.and_then(|text| text.string()))
 }
 
 /// Whether the next value is anything but `null`: serializers write `null` for what their caller left out.
