@@ -27,8 +27,11 @@ use super::{
     socket::{Probe, Stream},
 };
 
-/// Bytes of a response head, and the most that is read at once. Reads begin with 8 KiB and grow only with a peer
-/// that fills them, so a quiet stream holds no more than that.
+/// Bytes of a response head.
+const HEAD: usize = 64 * 1024;
+
+/// The most that is read at once. Reads begin with 8 KiB and grow only with a peer that fills them, so a quiet
+/// stream holds no more than that.
 const READ_BUFFER: usize = 64 * 1024;
 
 /// A connection.
@@ -55,6 +58,7 @@ impl Http1 {
         let probe = stream.probe();
         let (sender, connection) = Builder::new()
             .max_buf_size(READ_BUFFER)
+            .max_header_size(HEAD)
             // RFC 9112 §§ 5.1, 5.2: what a proxy must mend in a response.
             .allow_spaces_after_header_name_in_responses(true)
             .allow_obsolete_multiline_headers_in_responses(true)
