@@ -232,22 +232,22 @@ pub(super) fn failed(text: &str) -> Value {
 pub(super) fn listing() -> Value {
     let whole = |what: &str| json!({ "type": "integer", "minimum": 0, "description": what });
     let number = json!({ "type": "number" });
-    let mut add = entry("add", "Adds two numbers", json!({ "a": number, "b": number }), &["a", "b"]);
+    let mut add = entry("add", "Adds two numbers", &json!({ "a": number, "b": number }), &["a", "b"]);
     add["outputSchema"] =
         json!({ "type": "object", "properties": { "sum": { "type": "number" } }, "required": ["sum"] });
     json!([
-        entry("echo", "Says what it is told", json!({ "text": { "type": "string" } }), &["text"]),
+        entry("echo", "Says what it is told", &json!({ "text": { "type": "string" } }), &["text"]),
         add,
         entry(
             "slow",
             "Works in steps and reports progress after each",
-            json!({ "steps": whole("how many, 4"), "step_ms": whole("how long each takes, 100") }),
+            &json!({ "steps": whole("how many, 4"), "step_ms": whole("how long each takes, 100") }),
             &[],
         ),
         entry(
             "busy",
             "Answers the HTTP request itself with 429 or 503",
-            json!({
+            &json!({
                 "status": { "type": "integer", "enum": [429, 503] },
                 "retry_after": { "type": ["number", "string"], "description": "the Retry-After to send" },
             }),
@@ -256,13 +256,13 @@ pub(super) fn listing() -> Value {
         entry(
             "flood",
             "Reports progress as fast as the connection takes it",
-            json!({ "events": whole("how many, 1000"), "bytes": whole("of each one's message, 0") }),
+            &json!({ "events": whole("how many, 1000"), "bytes": whole("of each one's message, 0") }),
             &[],
         ),
         entry(
             "silent",
             "Sends not one byte until it is done",
-            json!({
+            &json!({
                 "ms": whole("how long, 1000"),
                 "head": { "type": "boolean", "description": "send the head of a stream at once" },
             }),
@@ -271,7 +271,7 @@ pub(super) fn listing() -> Value {
     ])
 }
 
-fn entry(name: &str, description: &str, properties: Value, required: &[&str]) -> Value {
+fn entry(name: &str, description: &str, properties: &Value, required: &[&str]) -> Value {
     json!({
         "name": name,
         "description": description,
