@@ -245,7 +245,8 @@ impl State {
     /// Whether the pump may push this event. A muted stream takes everything, and forgets it.
     fn has_room(&self, event: Option<&Event>) -> bool {
         self.muted
-            || event.is_none_or(|event| self.queue.fits(event)) && self.held.has_room(self.queue.is_empty())
+            || event.is_none_or(|event| self.queue.fits(event.bytes.len() + event.prefix.len()))
+                && self.held.has_room(self.queue.is_empty())
     }
 
     fn count_held(&mut self) {
