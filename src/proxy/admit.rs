@@ -139,8 +139,7 @@ pub(super) fn check_body(
             "the content type is not application/json",
         ));
     }
-    let encodings = parts.headers.get_all(header::CONTENT_ENCODING);
-    if encodings.iter().any(|encoding| !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")) {
+    if headers::content_encoding_refused(&parts.headers) {
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request body is encoded"));
     }
     Ok(())

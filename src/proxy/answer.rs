@@ -127,6 +127,7 @@ impl Sidecar {
             return empty_stream(turn.exchange);
         }
         if decoder.is_some() {
+            headers::shed_digests(&mut head.headers);
             for name in [header::CONTENT_ENCODING, header::CONTENT_LENGTH, header::ETAG] {
                 head.headers.remove(name);
             }
@@ -193,7 +194,7 @@ impl Sidecar {
         turn.exchange.account.record.retry_after = wait.and_then(|wait| account::token(wait.as_bytes()));
         let mut headers = response.headers().clone();
         headers::toward_node(&mut headers);
-        describe_anew(&mut headers);
+        headers::shed_content(&mut headers);
         headers.insert(headers::UPSTREAM_STATUS, HeaderValue::from(status));
         Some(Told { body, headers, accepts_json: asked.accepts_json, outcome: Outcome::Busy })
     }
@@ -418,27 +419,6 @@ fn settle(told: Told, mut exchange: Exchange) -> Response<Body> {
     let mut response = Response::new(held::whole(exchange, body, outcome, false));
     *response.headers_mut() = headers;
     response
-}
-
-/// What described the upstream's own content does not describe ours.
-fn describe_anew(headers: &mut HeaderMap) {
-    for name in [
-        header::CONTENT_LENGTH,
-        header::CONTENT_ENCODING,
-        header::CONTENT_LANGUAGE,
-        header::CONTENT_LOCATION,
-        header::CONTENT_RANGE,
-        header::CONTENT_DISPOSITION,
-        header::ETAG,
-        header::LAST_MODIFIED,
-        header::ACCEPT_RANGES,
-        header::EXPIRES,
-    ] {
-        headers.remove(name);
-    }
-    for name in ["content-md5", "content-digest", "repr-digest", "digest"] {
-        headers.remove(name);
-    }
 }
 
 /// A failure where there is no id to answer.

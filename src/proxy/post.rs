@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use tokio::time::{self, Instant};
 
 use super::{
@@ -51,6 +51,8 @@ pub(super) struct Asked {
     pub(super) batch: bool,
     /// A stream without clocks.
     pub(super) listen: bool,
+    /// Its revision is one the sidecar knows; else it is forwarded with nothing added.
+    pub(super) known: bool,
     /// The answer may be told as JSON.
     pub(super) accepts_json: bool,
     pub(super) scope: Scope,
@@ -67,6 +69,7 @@ impl Asked {
             initialize: None,
             batch: false,
             listen: false,
+            known: true,
             accepts_json: true,
             scope,
             clocks,
@@ -114,11 +117,9 @@ impl Sidecar {
 
     /// The era, and what the log says of the message.
     fn describe(&self, turn: &mut Turn, message: &Message, scope: &Scope) -> Era {
-        let version = turn.parts.headers.get(headers::PROTOCOL_VERSION);
-        let version = version.and_then(|version| version.to_str().ok()).map(str::trim);
         let session = self.sessions.find(scope);
         let negotiated = session.as_ref().and_then(|session| session.protocol.as_deref());
-        let (era, protocol) = message::era(message, version, negotiated);
+        let (era, protocol) = message::era(message, version(turn), negotiated);
         turn.exchange.era = era;
         let record = &mut turn.exchange.account.record;
         record.era = Some(era);
@@ -155,8 +156,11 @@ impl Sidecar {
             _ => None,
         };
         let parent = trace(&mut turn, meta);
-        let spliced =
-            if asked.call { prepare(&mut turn, message, body, parent.as_deref()) } else { body.clone() };
+        let spliced = if asked.call && asked.known {
+            prepare(&mut turn, message, body, parent.as_deref())
+        } else {
+            body.clone()
+        };
         let outgoing = self.outgoing(&turn, spliced, true);
         self.enter(&mut turn, message, &mut asked, &outgoing);
         self.forward(turn, asked, outgoing).await
@@ -213,7 +217,7 @@ impl Sidecar {
             _ => None,
         };
         let keyed = meta.is_some_and(|meta| meta.oz0.contains_key(KEY));
-        let legacy = era == Era::Legacy && sort == Sort::Request;
+        let legacy = era == Era::Legacy && sort == Sort::Request && asked.known;
         let wanted = match turn.route.legacy_disconnect {
             LegacyDisconnect::Auto => asked.call && keyed,
             LegacyDisconnect::Close => false,
@@ -288,6 +292,12 @@ impl Sidecar {
     }
 }
 
+/// `MCP-Protocol-Version`, trimmed.
+fn version(turn: &Turn) -> Option<&str> {
+    let version = turn.parts.headers.get(headers::PROTOCOL_VERSION)?;
+    version.to_str().ok().map(str::trim)
+}
+
 fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
     let era = turn.exchange.era;
     let method = message.method.as_deref().unwrap_or_default();
@@ -323,6 +333,7 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
         initialize: (!batch && method == INITIALIZE).then(|| message.params.client.clone()),
         batch,
         listen,
+        known: !message::revision_unknown(message, version(turn)),
         accepts_json: headers::accepts(&turn.parts.headers, "application/json"),
         scope,
         clocks: Clocks::new(Instant::now(), idle, max),
@@ -363,21 +374,16 @@ fn notice_headers(outgoing: &Outgoing) -> http::HeaderMap {
     headers
 }
 
-/// The header of a request whose signature may cover its content: nothing may be injected then.
-const SIGNATURE: HeaderName = HeaderName::from_static("signature");
-
 /// The call's body as it goes upstream: the sidecar's own member is cut out, and the trace is added where it is missing.
 fn prepare(turn: &mut Turn, message: &Message, body: &Bytes, parent: Option<&str>) -> Bytes {
-    if turn.parts.headers.contains_key(SIGNATURE) {
+    if headers::is_signed(&turn.parts.headers) {
         return body.clone();
     }
     let parent = parent.map(|parent| format!("\"{parent}\""));
     let add: Vec<(&str, &str)> = parent.iter().map(|parent| (TRACEPARENT, parent.as_str())).collect();
     let spliced = splice::meta(body, message, &add, &[OWN_CALL]);
     if spliced != *body {
-        for digest in ["content-md5", "content-digest", "repr-digest", "digest"] {
-            turn.parts.headers.remove(digest);
-        }
+        headers::shed_digests(&mut turn.parts.headers);
     }
     spliced
 }
