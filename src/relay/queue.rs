@@ -1,14 +1,29 @@
 //! The bounded queue between upstream and node of one stream (contract section 9, rules 1 to 5).
 //!
+//! Progress is replaceable, everything else is not. *Thinning* replaces progress that still waits by a
+//! newer one of its token; *dropping* at capacity takes the oldest progress and leaves the refetch
+//! mark. What comes out is a subsequence of what went in, in its order. The newest progress of a token
+//! is never thinned away, and an event's `id` never goes without a later one (R-114): progress with an
+//! `id` is replaced only by one that has an `id` too, and not dropped; with a `retry`, or an `event`
+//! name other than `message`, it is kept.
+//!
 //! Pure: times come as arguments. Holds at most `queue` events and `queue_bytes` bytes (one event that is larger
-//! alone still fits an empty queue).
+//! alone still fits an empty queue), provided that the caller asks [`Queue::fits`] first.
+
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::message::Id;
+use crate::message::{
+    Id,
+    answer::{self, Answer},
+};
 
-use super::{Settings, sse::Event};
+use super::{
+    Settings,
+    sse::{self, Event},
+};
 
 /// What an event is to the queue.
 #[derive(Clone, Debug)]
@@ -35,7 +50,7 @@ pub struct Counts {
     pub progress_out: u64,
     /// Progress events replaced by a newer one (adjacent, or waiting for the rate).
     pub coalesced: u64,
-    /// Progress events dropped at capacity, or because their value did not rise.
+    /// Progress events dropped at capacity, because their value did not rise, or after the final response.
     pub dropped: u64,
     /// An event was dropped at capacity: the final response says so.
     pub refetch: bool,
@@ -46,54 +61,356 @@ pub struct Counts {
 pub struct Queue {
     settings: Settings,
     counts: Counts,
+    items: VecDeque<Item>,
+    bytes: usize,
+    /// Of `items`, how many must not be dropped, and their bytes.
+    held: usize,
+    held_bytes: usize,
+    /// Of `items`, how many let the progress before them out whatever its rate.
+    barriers: usize,
+    /// No item before this index may be dropped; saves looking for the oldest from the front each time.
+    settled: usize,
+    tokens: Tokens,
+    /// The final response was taken.
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Item {
+    event: Event,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Progress that may be thinned; it waits until `release`.
+    Thin {
+        serial: u64,
+        release: Option<Instant>,
+    },
+    /// Progress that may not.
+    Progress,
+    Kept,
+    Final,
+}
+
+impl Item {
+    fn size(&self) -> usize {
+        size(&self.event)
+    }
+
+    fn droppable(&self) -> bool {
+        matches!(self.kind, Kind::Thin { .. }) && self.event.id.is_none()
+    }
+
+    fn barrier(&self) -> bool {
+        !matches!(self.kind, Kind::Thin { .. })
+    }
+}
+
+fn size(event: &Event) -> usize {
+    event.prefix.len() + event.bytes.len()
 }
 
 impl Queue {
     /// An empty queue.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, counts: Counts::default() }
+        Self {
+            settings,
+            counts: Counts::default(),
+            items: VecDeque::new(),
+            bytes: 0,
+            held: 0,
+            held_bytes: 0,
+            barriers: 0,
+            settled: 0,
+            tokens: Tokens::default(),
+            ended: false,
+        }
     }
 
-    /// Takes an event. Call it only when [`Queue::has_room`]; the rules may drop or merge progress.
+    /// Takes an event. Call it only when it [fits](Queue::fits); the rules may drop or merge progress. An
+    /// event that does not fit is taken all the same, beyond the bound.
+    ///
+    /// Give out what the node takes at once ([`Queue::pop`]) between two pushes: what is adjacent in
+    /// the queue coalesces, so events that came in one chunk would otherwise lose their burst.
     pub fn push(&mut self, event: Event, class: Class, now: Instant) {
-        let _ = (event, class, now, &self.settings);
-        unimplemented!()
+        let kind = match class {
+            Class::Kept => Kind::Kept,
+            Class::Final => {
+                self.ended = true;
+                Kind::Final
+            }
+            Class::Progress { token, progress } => match self.progress(&event, token, progress, now) {
+                Some(kind) => kind,
+                None => return,
+            },
+        };
+        self.make_room(size(&event));
+        let item = Item { event, kind };
+        self.bytes += item.size();
+        if !item.droppable() {
+            self.held += 1;
+            self.held_bytes += item.size();
+        }
+        self.barriers += usize::from(item.barrier());
+        self.items.push_back(item);
     }
 
     /// Whether another event may be pushed: false only when it is full of events that are never dropped.
     pub fn has_room(&self) -> bool {
-        unimplemented!()
+        self.fits(1)
     }
 
-    /// The next event that may go out now, in order; `Final` carries the mark that `Counts::refetch` asks for when it is popped by the caller.
+    /// Whether an event of `bytes` bytes may be pushed: false only when it would go beyond the bounds by
+    /// events that are never dropped. Then reading from upstream pauses.
+    pub fn fits(&self, bytes: usize) -> bool {
+        self.items.is_empty()
+            || self.held < self.settings.queue
+                && self.held_bytes.saturating_add(bytes) <= self.settings.queue_bytes
+    }
+
+    /// The next event that may go out now, in order. True with a `Final` that must carry the refetch mark
+    /// ([`mark_refetch`]).
     pub fn pop(&mut self, now: Instant) -> Option<(Event, bool)> {
-        let _ = now;
-        unimplemented!()
+        if self.next_release().is_some_and(|release| release > now) {
+            return None;
+        }
+        let item = self.remove(0)?;
+        if matches!(item.kind, Kind::Thin { .. } | Kind::Progress) {
+            self.counts.progress_out += 1;
+        }
+        let marked = matches!(item.kind, Kind::Final) && self.counts.refetch;
+        Some((item.event, marked))
     }
 
-    /// When [`Queue::pop`] will give something although nothing is pushed; `None` if nothing waits for its rate.
+    /// When [`Queue::pop`] will give something although nothing is pushed; `None` if nothing waits for its
+    /// rate. Ask it after `pop` gave nothing; at most `min_interval` away then.
     pub fn next_release(&self) -> Option<Instant> {
-        unimplemented!()
+        // Any later event but progress lets the waiting ones out first.
+        if self.barriers > 0 {
+            return None;
+        }
+        match self.items.front()?.kind {
+            Kind::Thin { release, .. } => release,
+            _ => None,
+        }
     }
 
     /// Nothing is left.
     pub fn is_empty(&self) -> bool {
-        unimplemented!()
+        self.items.is_empty()
+    }
+
+    /// Events held.
+    pub fn len(&self) -> usize {
+        self.items.len()
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        unimplemented!()
+        self.bytes
     }
 
     /// What it did so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
+
+    /// What a progress event is to be held as, after it has replaced what it supersedes; `None` if it is not
+    /// forwarded.
+    fn progress(&mut self, event: &Event, token: Id, progress: Option<f64>, now: Instant) -> Option<Kind> {
+        self.counts.progress_in += 1;
+        if self.ended {
+            self.counts.dropped += 1;
+            return None;
+        }
+        let message = event.name.as_ref().is_none_or(|name| name == "message");
+        let Some(value) = progress.filter(|value| message && !value.is_nan()) else {
+            return Some(Kind::Progress);
+        };
+        let token = self.tokens.of(token);
+        if token.newest.is_some_and(|newest| value <= newest) {
+            if event.id.is_some() || event.retry.is_some() {
+                return Some(Kind::Progress);
+            }
+            self.counts.dropped += 1;
+            return None;
+        }
+        token.newest = Some(value);
+        if !self.settings.coalesce || event.retry.is_some() {
+            return Some(Kind::Progress);
+        }
+        let serial = token.serial;
+        let waits = token.release.is_some_and(|release| release > now);
+        let superseded = self.superseded(event, serial, waits, now).and_then(|index| self.remove(index));
+        if let Some(superseded) = superseded {
+            self.counts.coalesced += 1;
+            // The newer one goes out when the older would have, and takes nothing more from the bucket.
+            return Some(superseded.kind);
+        }
+        let release = self.tokens.current().draw(&self.settings, now);
+        Some(Kind::Thin { serial, release })
+    }
+
+    /// The waiting progress that `event` replaces: the last event if it is of the same token, or, if that
+    /// token waits for its rate, the one that does, with nothing but other progress behind it.
+    fn superseded(&self, event: &Event, serial: u64, waits: bool, now: Instant) -> Option<usize> {
+        let behind = if waits { usize::MAX } else { 1 };
+        for (index, item) in self.items.iter().enumerate().rev().take(behind) {
+            let Kind::Thin { serial: other, release } = item.kind else { return None };
+            if other == serial {
+                let adjacent = index + 1 == self.items.len();
+                let waits = release.is_some_and(|release| release > now);
+                let id_follows = item.event.id.is_none() || event.id.is_some();
+                return ((adjacent || waits) && id_follows).then_some(index);
+            }
+        }
+        None
+    }
+
+    /// Drops the oldest progress until an event of `size` bytes fits, or nothing is left to drop.
+    fn make_room(&mut self, size: usize) {
+        while !self.items.is_empty()
+            && (self.items.len() >= self.settings.queue
+                || self.bytes.saturating_add(size) > self.settings.queue_bytes)
+        {
+            while self.items.get(self.settled).is_some_and(|item| !item.droppable()) {
+                self.settled += 1;
+            }
+            if self.remove(self.settled).is_none() {
+                return;
+            }
+            self.counts.dropped += 1;
+            self.counts.refetch = true;
+        }
+    }
+
+    fn remove(&mut self, index: usize) -> Option<Item> {
+        let item = if index == 0 { self.items.pop_front() } else { self.items.remove(index) }?;
+        self.bytes -= item.size();
+        if !item.droppable() {
+            self.held -= 1;
+            self.held_bytes -= item.size();
+        }
+        self.barriers -= usize::from(item.barrier());
+        if index < self.settled {
+            self.settled -= 1;
+        }
+        Some(item)
+    }
+}
+
+/// The progress tokens of a stream that were seen last.
+#[derive(Debug, Default)]
+struct Tokens {
+    remembered: Vec<Token>,
+    /// The one looked up last.
+    current: usize,
+    lookups: u64,
+}
+
+#[derive(Debug)]
+struct Token {
+    id: Id,
+    /// Names the token in items; never given twice.
+    serial: u64,
+    used: u64,
+    /// The highest value taken.
+    newest: Option<f64>,
+    /// When its newest item may go out, if it had to wait.
+    release: Option<Instant>,
+    /// The token bucket, as a debt that time pays off: each event that is let through adds an interval.
+    debt: Duration,
+    at: Option<Instant>,
+}
+
+/// A stream has one token in modern and few in legacy; a bound keeps an upstream from growing this at will.
+/// A token that was forgotten begins anew: full burst, any value.
+const MAX_TOKENS: usize = 64;
+
+impl Tokens {
+    fn of(&mut self, id: Id) -> &mut Token {
+        self.lookups += 1;
+        if self.remembered.get(self.current).is_none_or(|token| token.id != id) {
+            self.current = match self.remembered.iter().position(|token| token.id == id) {
+                Some(index) => index,
+                None => self.remember(id),
+            };
+        }
+        let token = &mut self.remembered[self.current];
+        token.used = self.lookups;
+        token
+    }
+
+    fn current(&mut self) -> &mut Token {
+        &mut self.remembered[self.current]
+    }
+
+    fn remember(&mut self, id: Id) -> usize {
+        let used = self.lookups;
+        let token =
+            Token { id, serial: used, used, newest: None, release: None, debt: Duration::ZERO, at: None };
+        if self.remembered.len() < MAX_TOKENS {
+            self.remembered.push(token);
+            return self.remembered.len() - 1;
+        }
+        let oldest = self.remembered.iter().enumerate().min_by_key(|(_, token)| token.used);
+        let oldest = oldest.map_or(0, |(index, _)| index);
+        self.remembered[oldest] = token;
+        oldest
+    }
+}
+
+impl Token {
+    /// Takes one event from the bucket; gives when it may go out, `None` for at once. Never more than an
+    /// interval away: what was let out before its time is not paid for twice.
+    fn draw(&mut self, settings: &Settings, now: Instant) -> Option<Instant> {
+        let interval = settings.min_interval;
+        let free = interval.saturating_mul(settings.burst.saturating_sub(1));
+        let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let debt = self.debt.saturating_sub(passed).min(free.saturating_add(interval));
+        let wait = debt.saturating_sub(free);
+        self.debt = debt.saturating_add(interval);
+        self.at = Some(now);
+        self.release = if wait.is_zero() { None } else { now.checked_add(wait) };
+        self.release
+    }
 }
 
 /// Puts `"oz0/refetch":true` into the `result._meta` of a final response's event by splice, or, where that cannot
 /// be (an error response, a `_meta` that is no object, data over several lines), a comment `: refetch` before it.
+/// The event's prefix is not in what it gives. Members that only the sidecar may say must have been cut out before.
 pub fn mark_refetch(event: &Event) -> Bytes {
-    event.bytes.clone()
+    let parts = match refetch_splice(event) {
+        Some((at, member)) => [&event.bytes[..at], &member, &event.bytes[at..]].concat(),
+        None => [b": refetch\n\n", &event.bytes[..]].concat(),
+    };
+    parts.into()
 }
+
+/// Where the mark goes into the event's bytes, and its text.
+fn refetch_splice(event: &Event) -> Option<(usize, Vec<u8>)> {
+    let mut values = sse::fields(&event.bytes).filter(|(field, _)| *field == b"data").map(|(_, value)| value);
+    let value = values.next()?;
+    if values.next().is_some() {
+        return None;
+    }
+    let data = &event.bytes[value.clone()];
+    let Some(Answer::Response(response)) = answer::look(data) else { return None };
+    if response.meta_not_object {
+        return None;
+    }
+    let (object, mut member) = match response.meta {
+        Some(meta) => (meta, br#""oz0/refetch":true"#.to_vec()),
+        None => (response.result?, br#""_meta":{"oz0/refetch":true}"#.to_vec()),
+    };
+    let inside = data.get(object.clone())?.strip_prefix(b"{")?;
+    if inside.trim_ascii_start() != b"}" {
+        member.push(b',');
+    }
+    Some((value.start + object.start + 1, member))
+}
+
+#[cfg(test)]
+mod tests;
