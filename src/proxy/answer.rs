@@ -464,7 +464,7 @@ fn pass_through(
     let never_sent = turn.parts.method == Method::HEAD;
     let outcome = by_status(head.status);
     let mut response =
-        Response::new(held::pulled(turn.exchange, first, rest, clocks, outcome, never_sent, turn.peer));
+        Response::new(held::pulled(turn.exchange, first, rest, clocks, outcome, never_sent, &turn.peer));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response

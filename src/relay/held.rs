@@ -71,7 +71,7 @@ pub fn pulled(
     clocks: Clocks,
     outcome: Outcome,
     never_sent: bool,
-    peer: Peer,
+    peer: &Peer,
 ) -> Body {
     exchange.account.record.bytes_out = Some(0);
     if never_sent || (first.is_empty() && rest.is_end_stream()) {

@@ -63,7 +63,7 @@ pub struct Popped {
     pub event: Event,
     /// It is the final response.
     pub is_final: bool,
-    /// It must carry the refetch mark.
+    /// It must carry the refetch mark ([`mark_refetch`]).
     pub refetch: bool,
 }
 
@@ -181,8 +181,7 @@ impl Queue {
                 && self.held_bytes.saturating_add(bytes) <= self.settings.queue_bytes
     }
 
-    /// The next event that may go out now, in order. True with a `Final` that must carry the refetch mark
-    /// ([`mark_refetch`]).
+    /// The next event that may go out now, in order.
     pub fn pop(&mut self, now: Instant) -> Option<Popped> {
         if self.next_release().is_some_and(|release| release > now) {
             return None;

@@ -474,7 +474,7 @@ impl Pump {
                         return;
                     }
                 }
-                Poll::Ready(Some(Err(error))) => return self.broken(error.into()),
+                Poll::Ready(Some(Err(error))) => return self.broken(&error.into()),
                 Poll::Ready(None) => return self.finished(),
                 Poll::Pending => {
                     self.flush();
@@ -536,6 +536,13 @@ impl Pump {
                 notice.event_id(id);
                 notice.retry = event.retry.map_or(notice.retry, Duration::from_millis);
             }
+        }
+        if event.bytes.is_empty() {
+            // The LF of a CRLF whose CR ended the event before: it follows that event directly, or is needless.
+            if state.queue.is_empty() && !state.ours_last && !state.muted {
+                state.put(event.prefix);
+            }
+            return;
         }
         let seen = self.source.see(event);
         if seen.message {
@@ -601,12 +608,12 @@ impl Pump {
     }
 
     /// The upstream's stream broke.
-    fn broken(&mut self, failure: Failure) {
+    fn broken(&mut self, failure: &Failure) {
         self.deliver_all();
         if self.source.awaited.is_empty() || self.resumable() {
             return self.end();
         }
-        self.fail(&failure);
+        self.fail(failure);
     }
 
     /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06).
