@@ -79,6 +79,19 @@ fn a_server_can_break_off_and_reset() {
 }
 
 #[test]
+fn a_server_can_answer_before_it_has_the_whole_request() {
+    let upstream = Upstream::by_connection(|reply| {
+        reply.received(|bytes| bytes.windows(4).any(|w| w == b"\r\n\r\n"));
+        reply.json(413, &[("Connection", "close")], "{}");
+        reply.break_off();
+    });
+    let client = Client::connect(&upstream.address);
+    client.send(&call(1).field("Content-Length", "1000000"));
+    assert_eq!(client.response().status(), 413);
+    assert_eq!(upstream.count(), 0);
+}
+
+#[test]
 fn the_reference_reader_follows_the_whatwg_rules() {
     let stream = sse::read(
         b"\xef\xbb\xbf: hi\rid: 7\r\ndata: a\rdata:  b\n\nevent: x\ndata\n\nid: 8\n\nretry: 20\ndata: lost\n",

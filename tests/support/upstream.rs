@@ -54,6 +54,20 @@ impl Upstream {
     /// Answers each whole request with `script`, which runs on the connection's own thread. The connection is kept
     /// when the script returns, unless it closed it.
     pub fn start(script: impl Fn(&Request, &mut Reply) + Send + Sync + 'static) -> Self {
+        Self::by_connection(move |reply| {
+            let mut answered = 0;
+            while let Some(request) = reply.next_request(answered) {
+                script(&request, reply);
+                answered += 1;
+                if !reply.open {
+                    break;
+                }
+            }
+        })
+    }
+
+    /// Runs `script` once for each connection, from its first byte on. When it returns, the connection is left open.
+    pub fn by_connection(script: impl Fn(&mut Reply) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let seen = Watched::new(Seen::default());
@@ -61,7 +75,13 @@ impl Upstream {
         let script = Arc::new(script);
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                serve(stream, &seen, Arc::clone(&script));
+                let (mut reply, script) = (Reply::new(stream, &seen), Arc::clone(&script));
+                thread::spawn(move || {
+                    script(&mut reply);
+                    if reply.open {
+                        reply.hang();
+                    }
+                });
             }
         });
         upstream
@@ -163,6 +183,39 @@ pub struct Reply {
 }
 
 impl Reply {
+    fn new(stream: TcpStream, seen: &Watched<Seen>) -> Self {
+        stream.set_nodelay(true).unwrap();
+        let opened = Instant::now();
+        let connection = seen.change(|seen| {
+            let new = Connection { bytes: Vec::new(), opened, closed: None, reset: false, parsed: 0 };
+            seen.connections.push(new);
+            seen.connections.len() - 1
+        });
+        let (from, into) = (stream.try_clone().unwrap(), seen.clone());
+        thread::spawn(move || record(from, connection, &into));
+        Self { stream, connection, seen: seen.clone(), open: true }
+    }
+
+    /// The connection's request number `answered`, or `None` when it ends without one.
+    fn next_request(&self, answered: usize) -> Option<Request> {
+        let me = self.connection;
+        self.seen.wait_unbounded(|seen| {
+            match seen.requests.iter().filter(|r| r.connection == me).nth(answered) {
+                Some(request) => Some(Some(request.clone())),
+                None => seen.connections[me].closed.is_some().then_some(None),
+            }
+        })
+    }
+
+    /// Waits until what came over the connection, whole requests or not, is what `wanted` looks for, or until it ends.
+    pub fn received(&self, wanted: impl Fn(&[u8]) -> bool) {
+        let me = self.connection;
+        self.seen.wait_unbounded(|seen| {
+            let this = &seen.connections[me];
+            (wanted(&this.bytes) || this.closed.is_some()).then_some(())
+        });
+    }
+
     /// Bytes as they are.
     pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref());
@@ -233,50 +286,6 @@ impl Reply {
         self.hang();
         self.open = false;
     }
-}
-
-fn serve(
-    stream: TcpStream,
-    seen: &Watched<Seen>,
-    script: Arc<impl Fn(&Request, &mut Reply) + Send + Sync + 'static>,
-) {
-    stream.set_nodelay(true).unwrap();
-    let opened = Instant::now();
-    let connection = seen.change(|seen| {
-        seen.connections.push(Connection {
-            bytes: Vec::new(),
-            opened,
-            closed: None,
-            reset: false,
-            parsed: 0,
-        });
-        seen.connections.len() - 1
-    });
-    let from = stream.try_clone().unwrap();
-    let into = seen.clone();
-    thread::spawn(move || record(from, connection, &into));
-    let mut reply = Reply { stream, connection, seen: seen.clone(), open: true };
-    thread::spawn(move || {
-        let mut answered = 0;
-        while let Some(request) = next_request(&reply.seen.clone(), connection, answered) {
-            script(&request, &mut reply);
-            answered += 1;
-            if !reply.open {
-                break;
-            }
-        }
-    });
-}
-
-/// The connection's request number `answered`, or `None` when it ends without one.
-fn next_request(seen: &Watched<Seen>, connection: usize, answered: usize) -> Option<Request> {
-    seen.wait_unbounded(|seen| {
-        let next = seen.requests.iter().filter(|r| r.connection == connection).nth(answered);
-        match next {
-            Some(request) => Some(Some(request.clone())),
-            None => seen.connections[connection].closed.is_some().then_some(None),
-        }
-    })
 }
 
 fn record(mut from: TcpStream, connection: usize, into: &Watched<Seen>) {
