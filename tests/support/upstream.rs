@@ -1,0 +1,346 @@
+//! A scripted raw server: answers each request as a script says, and records every byte it gets and the moments at
+//! which each connection opens and closes.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rcgen::{CertificateParams, Issuer, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use socket2::SockRef;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    Watched,
+    http::{Body, Head, Request},
+    mcp,
+};
+
+/// The server. Its threads end with the test's process.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// `HOST:PORT`.
+    pub address: String,
+    /// The certificate of the authority that signed its own, in PEM, if it speaks TLS.
+    pub ca: Option<String>,
+    seen: Watched<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    connections: Vec<Connection>,
+    requests: Vec<Request>,
+}
+
+/// One connection as the server saw it.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Every byte that came.
+    pub bytes: Vec<u8>,
+    pub opened: Instant,
+    /// When its end came, or when the script closed it.
+    pub closed: Option<Instant>,
+    /// Whether that end was an RST.
+    pub reset: bool,
+    parsed: usize,
+}
+
+impl Upstream {
+    /// Answers each whole request with `script`, which runs on the connection's own thread. The connection is kept
+    /// when the script returns, unless it closed it.
+    pub fn start(script: impl Fn(&Request, &mut Reply) + Send + Sync + 'static) -> Self {
+        Self::by_connection(move |reply| {
+            let mut answered = 0;
+            while let Some(request) = reply.next_request(answered) {
+                script(&request, reply);
+                answered += 1;
+                if !reply.open {
+                    break;
+                }
+            }
+        })
+    }
+
+    /// Runs `script` once for each connection, from its first byte on. When it returns, the connection is left open.
+    pub fn by_connection(script: impl Fn(&mut Reply) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let seen = Watched::new(Seen::default());
+        let upstream = Self { address, ca: None, seen: seen.clone() };
+        let script = Arc::new(script);
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (mut reply, script) = (Reply::new(stream, &seen), Arc::clone(&script));
+                thread::spawn(move || {
+                    script(&mut reply);
+                    if reply.open {
+                        reply.hang();
+                    }
+                });
+            }
+        });
+        upstream
+    }
+
+    /// Answers every request with 200, this body and `application/json`.
+    pub fn json(body: impl Into<String>) -> Self {
+        let body = body.into();
+        Self::start(move |_, reply| reply.json(200, &[], &body))
+    }
+
+    /// Answers every request with a whole event stream of these messages.
+    pub fn sse(messages: &[String]) -> Self {
+        let messages = messages.to_vec();
+        Self::start(move |_, reply| {
+            reply.sse(&[]);
+            messages.iter().for_each(|json| reply.event(json));
+            reply.end();
+        })
+    }
+
+    /// Reads requests and never answers.
+    pub fn silent() -> Self {
+        Self::start(|_, reply| reply.hang())
+    }
+
+    /// The same behind TLS, with a certificate for `localhost`. The bytes recorded are those inside.
+    pub fn tls(script: impl Fn(&Request, &mut Reply) + Send + Sync + 'static) -> Self {
+        let plain = Self::start(script);
+        let ca_key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&ca_key).unwrap().pem();
+        let issuer = Issuer::new(params, ca_key);
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&key, &issuer).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+            .unwrap();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let address = terminate_tls(TlsAcceptor::from(Arc::new(config)), plain.address.clone());
+        Self { address, ca: Some(ca), seen: plain.seen }
+    }
+
+    /// Its endpoint.
+    pub fn url(&self) -> String {
+        match self.ca {
+            Some(_) => format!("https://localhost:{}/mcp", self.address.rsplit(':').next().unwrap()),
+            None => format!("http://{}/mcp", self.address),
+        }
+    }
+
+    /// How many whole requests came.
+    pub fn count(&self) -> usize {
+        self.seen.lock().requests.len()
+    }
+
+    /// Waits for request `number`, counted from 0 over all connections.
+    pub fn wait_request(&self, number: usize) -> Request {
+        self.seen.wait(&format!("request {number}"), show, |seen| seen.requests.get(number).cloned())
+    }
+
+    /// Waits for the first request that `wanted` is true of.
+    pub fn wait_request_where(&self, wanted: impl Fn(&Request) -> bool) -> Request {
+        self.seen.wait("a request", show, |seen| seen.requests.iter().find(|r| wanted(r)).cloned())
+    }
+
+    /// Waits until connection `number`, counted from 0, has been closed.
+    pub fn wait_closed(&self, number: usize) -> Connection {
+        let what = format!("connection {number} to close");
+        self.seen
+            .wait(&what, show, |seen| seen.connections.get(number).filter(|c| c.closed.is_some()).cloned())
+    }
+
+    /// Every connection so far.
+    pub fn connections(&self) -> Vec<Connection> {
+        self.seen.lock().connections.clone()
+    }
+}
+
+fn show(seen: &Seen) -> String {
+    let requests =
+        seen.requests.iter().map(|r| format!("{} {:?}\n", r.head.line, String::from_utf8_lossy(&r.body)));
+    format!("{} connections, requests:\n{}", seen.connections.len(), requests.collect::<String>())
+}
+
+/// What a script writes its answer to. A write to a peer that has gone is dropped.
+#[derive(Debug)]
+pub struct Reply {
+    stream: TcpStream,
+    connection: usize,
+    seen: Watched<Seen>,
+    open: bool,
+}
+
+impl Reply {
+    fn new(stream: TcpStream, seen: &Watched<Seen>) -> Self {
+        stream.set_nodelay(true).unwrap();
+        let opened = Instant::now();
+        let connection = seen.change(|seen| {
+            let new = Connection { bytes: Vec::new(), opened, closed: None, reset: false, parsed: 0 };
+            seen.connections.push(new);
+            seen.connections.len() - 1
+        });
+        let (from, into) = (stream.try_clone().unwrap(), seen.clone());
+        thread::spawn(move || record(from, connection, &into));
+        Self { stream, connection, seen: seen.clone(), open: true }
+    }
+
+    /// The connection's request number `answered`, or `None` when it ends without one.
+    fn next_request(&self, answered: usize) -> Option<Request> {
+        let me = self.connection;
+        self.seen.wait_unbounded(|seen| {
+            match seen.requests.iter().filter(|r| r.connection == me).nth(answered) {
+                Some(request) => Some(Some(request.clone())),
+                None => seen.connections[me].closed.is_some().then_some(None),
+            }
+        })
+    }
+
+    /// Waits until what came over the connection, whole requests or not, is what `wanted` looks for, or until it ends.
+    pub fn received(&self, wanted: impl Fn(&[u8]) -> bool) {
+        let me = self.connection;
+        self.seen.wait_unbounded(|seen| {
+            let this = &seen.connections[me];
+            (wanted(&this.bytes) || this.closed.is_some()).then_some(())
+        });
+    }
+
+    /// Bytes as they are.
+    pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.stream.write_all(bytes.as_ref());
+    }
+
+    /// A whole JSON answer.
+    pub fn json(&mut self, status: u16, fields: &[(&str, &str)], body: &str) {
+        let mut fields = fields.to_vec();
+        if !fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
+            fields.push(("Content-Type", "application/json"));
+        }
+        let length = body.len().to_string();
+        fields.push(("Content-Length", &length));
+        self.head(status, &fields);
+        self.raw(body);
+    }
+
+    /// A head alone.
+    pub fn head(&mut self, status: u16, fields: &[(&str, &str)]) {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        self.raw(format!("HTTP/1.1 {status} Status\r\n{fields}\r\n"));
+    }
+
+    /// The head of a chunked event stream.
+    pub fn sse(&mut self, fields: &[(&str, &str)]) {
+        let own = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked")];
+        self.head(200, &[&own[..], fields].concat());
+    }
+
+    /// One message as an event, in a chunk of its own.
+    pub fn event(&mut self, json: &str) {
+        self.chunk(mcp::event(json));
+    }
+
+    /// One chunk.
+    pub fn chunk(&mut self, bytes: impl AsRef<[u8]>) {
+        let bytes = bytes.as_ref();
+        self.raw([format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat());
+    }
+
+    /// The terminal chunk.
+    pub fn end(&mut self) {
+        self.raw("0\r\n\r\n");
+    }
+
+    /// Waits until the peer closes.
+    pub fn hang(&mut self) {
+        let me = self.connection;
+        self.seen.wait_unbounded(|seen| seen.connections[me].closed);
+    }
+
+    /// Whether the peer has closed.
+    pub fn closed(&self) -> bool {
+        self.seen.lock().connections[self.connection].closed.is_some()
+    }
+
+    /// Closes with FIN.
+    pub fn break_off(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.open = false;
+    }
+
+    /// Closes with RST.
+    pub fn reset(&mut self) {
+        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
+        // The recording thread holds another handle of the socket, and only the last one to go sends the RST.
+        let _ = self.stream.shutdown(Shutdown::Read);
+        self.hang();
+        self.open = false;
+    }
+}
+
+fn record(mut from: TcpStream, connection: usize, into: &Watched<Seen>) {
+    let mut piece = [0; 65536];
+    let reset = loop {
+        match from.read(&mut piece) {
+            Ok(0) => break false,
+            Ok(n) => into.change(|seen| {
+                seen.connections[connection].bytes.extend_from_slice(&piece[..n]);
+                while let Some(request) = seen.next(connection) {
+                    seen.requests.push(request);
+                }
+            }),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break true,
+        }
+    };
+    drop(from);
+    into.change(|seen| {
+        let this = &mut seen.connections[connection];
+        (this.closed, this.reset) = (Some(Instant::now()), reset);
+    });
+}
+
+impl Seen {
+    /// The next whole request among the bytes of a connection.
+    fn next(&mut self, connection: usize) -> Option<Request> {
+        let number = self.requests.len();
+        let this = &mut self.connections[connection];
+        let bytes = &this.bytes[this.parsed..];
+        let head = Head::read(bytes)?;
+        let body = Body::read(&head, &bytes[head.len..], false);
+        this.parsed += head.len + body.wire?;
+        Some(Request { head, body: body.bytes, number, connection })
+    }
+}
+
+/// Listens with TLS and passes what is inside on to `plain`; says where.
+fn terminate_tls(acceptor: TlsAcceptor, plain: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, plain) = (acceptor.clone(), plain.clone());
+                tokio::spawn(async move {
+                    let Ok(mut tls) = acceptor.accept(stream).await else { return };
+                    let mut inner = tokio::net::TcpStream::connect(plain).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut tls, &mut inner).await;
+                });
+            }
+        });
+    });
+    address
+}
