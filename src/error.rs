@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::{
     message::{Id, Malformed},
@@ -115,15 +115,32 @@ impl From<upstream::Error> for Failure {
     }
 }
 
-/// How far a call had got when it failed; the numbers as the upstream wrote them.
+/// How far a call had got when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Progress {
     /// The last progress value.
+    #[serde(serialize_with = "number")]
     pub progress: f64,
     /// Its total, if one was named.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "total")]
     pub total: Option<f64>,
 }
+
+/// A whole number is written as one: `2`, not `2.0`.
+fn number<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    if value.fract() == 0.0 && value.abs() < EXACT {
+        serializer.serialize_i64(*value as i64)
+    } else {
+        serializer.serialize_f64(*value)
+    }
+}
+
+fn total<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    number(&value.unwrap_or_default(), serializer)
+}
+
+/// Up to here a double holds every whole number exactly.
+const EXACT: f64 = 9_007_199_254_740_992.0;
 
 #[derive(Serialize)]
 struct Data<'a> {

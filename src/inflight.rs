@@ -296,3 +296,6 @@ fn forget(index: &mut HashMap<(Scope, Id), Vec<u64>>, key: (Scope, Id), serial: 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
