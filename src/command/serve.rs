@@ -1,0 +1,245 @@
+//! `serve`: wires everything, and lives until a signal ends it.
+
+use std::{
+    convert::Infallible,
+    io::{self, IsTerminal},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use prometheus_client::registry::Registry;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{oneshot, watch},
+    task::block_in_place,
+    time::{MissedTickBehavior, interval},
+};
+use tower::Service;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+use super::{FAILED, USAGE, in_runtime};
+use crate::{
+    admin::Admin,
+    config::{Config, Flags, Log, process_environment, reload},
+    proxy,
+    relay::body::Body,
+    server::{self, Address, Listener},
+};
+
+/// Connections to the admin listener at a time: probes and scrapers, not nodes.
+const ADMIN_CONNECTIONS: usize = 256;
+
+/// Reads the configuration and serves under it.
+pub fn run(flags: Flags) -> ExitCode {
+    let loaded = Config::load(&flags, &process_environment);
+    match loaded.and_then(|config| reload::Reloader::new(flags, config)) {
+        Ok((reloader, settings)) => {
+            diagnose(&reloader.current().log);
+            in_runtime(serve(reloader, settings))
+        }
+        Err(problems) => {
+            eprintln!("{problems}");
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+/// The diagnostic log, on stderr. Other crates' lines below a warning stay out: some show header values.
+fn diagnose(log: &Log) {
+    let targets =
+        Targets::new().with_default(log.level.min(LevelFilter::WARN)).with_target("mcp_sidecar", log.level);
+    let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    let lines = if log.text { lines.boxed() } else { lines.json().boxed() };
+    tracing_subscriber::registry().with(lines.with_filter(targets)).init();
+}
+
+/// Serves until a signal has ended it.
+async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> ExitCode {
+    let started =
+        Signals::new().map_err(|error| format!("can't wait for signals: {error}")).and_then(|signals| {
+            let (nodes, admin) = bind(reloader.current())?;
+            Ok((signals, nodes, admin))
+        });
+    let (mut signals, listener, admin_listener) = match started {
+        Ok(started) => started,
+        Err(reason) => {
+            tracing::error!(reason, "can't start");
+            return ExitCode::from(FAILED);
+        }
+    };
+    announce(reloader.current(), listener.address(), admin_listener.as_ref().map(Listener::address));
+
+    let flow = Flow::new(settings);
+    let draining = Arc::new(AtomicBool::new(false));
+    let admin =
+        admin_listener.map(|listener| serve_admin(listener, reloader.current(), Arc::clone(&draining)));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let nodes = tokio::spawn(server::run(listener, reloader.server(), flow.service(), async {
+        // A sender that is gone means the same.
+        let _ = stopped.await;
+    }));
+
+    live(&mut reloader, &flow, admin.as_ref(), &mut signals).await;
+
+    let drain = reloader.current().drain;
+    tracing::info!(drain = ?drain, "draining");
+    draining.store(true, Ordering::Relaxed);
+    let end = async {
+        flow.drain(drain).await;
+        // A listener that is gone is stopped.
+        let _ = stop.send(());
+        // It has no result, and a panic of it was reported where it happened.
+        let _ = nodes.await;
+    };
+    let code = tokio::select! {
+        () = end => ExitCode::SUCCESS,
+        () = signals.terminate() => {
+            tracing::warn!("second signal: not waiting for calls in flight");
+            ExitCode::from(FAILED)
+        }
+    };
+    flow.close();
+    code
+}
+
+/// Runs until the first signal to end; reads the configuration again when asked to and when files change.
+async fn live(reloader: &mut reload::Reloader, flow: &Flow, admin: Option<&Admin>, signals: &mut Signals) {
+    let mut poll = interval(reload::POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let settings = tokio::select! {
+            _ = signals.term.recv() => return,
+            _ = signals.int.recv() => return,
+            _ = signals.hup.recv() => {
+                flow.reopen_log();
+                block_in_place(|| reloader.reload(&process_environment))
+            }
+            _ = poll.tick() => block_in_place(|| reloader.poll(&process_environment)),
+        };
+        if let Some(settings) = settings {
+            if let Some(admin) = admin {
+                admin.allow(&settings.auth);
+            }
+            flow.reload(settings);
+        }
+    }
+}
+
+/// Both listeners, or which address can't be bound and why.
+fn bind(config: &Config) -> Result<(Listener, Option<Listener>), String> {
+    let bind = |address: &Address| Listener::bind(address).map_err(|error| format!("{address}: {error}"));
+    Ok((bind(&config.listen)?, config.admin.as_ref().map(bind).transpose()?))
+}
+
+/// Says where it listens, and what an operator should know about the configuration.
+fn announce(config: &Config, listen: &Address, admin: Option<&Address>) {
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    if !config.without_effect.is_empty() {
+        tracing::warn!(keys = config.without_effect.join(", "), "set, but without effect yet");
+    }
+    tracing::info!(listen = %listen, admin = admin.map(tracing::field::display), "listening");
+}
+
+/// Serves the admin listener for as long as the process lives.
+fn serve_admin(listener: Listener, config: &Config, draining: Arc<AtomicBool>) -> Admin {
+    let ready = move || if draining.load(Ordering::Relaxed) { Err("draining") } else { Ok(()) };
+    let auth = proxy::Auth {
+        origins: config.auth.origins.clone(),
+        hosts: config.auth.hosts.clone(),
+        ..proxy::Auth::default()
+    };
+    let admin = Admin::new(Arc::new(Registry::default()), Box::new(ready), listener.address().is_loopback());
+    admin.allow(&auth);
+    let limits = server::Limits { connections: ADMIN_CONNECTIONS, ..config.connections.clone() };
+    let (settings, fixed) = watch::channel(Arc::new(server::Settings { limits, tls: None }));
+    let service = admin.clone();
+    tokio::spawn(async move {
+        server::run(listener, fixed, service, std::future::pending()).await;
+        drop(settings);
+    });
+    admin
+}
+
+/// What the process is told from outside.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let on = |kind| signal(kind);
+        Ok(Self {
+            term: on(SignalKind::terminate())?,
+            int: on(SignalKind::interrupt())?,
+            hup: on(SignalKind::hangup())?,
+        })
+    }
+
+    /// Ends with the next signal to end.
+    async fn terminate(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
+/// The seam to the flow and its access log: the one place that knows them.
+#[derive(Clone)]
+struct Flow {
+    settings: Arc<ArcSwap<proxy::Settings>>,
+}
+
+impl Flow {
+    fn new(settings: proxy::Settings) -> Self {
+        Self { settings: Arc::new(ArcSwap::from_pointee(settings)) }
+    }
+
+    /// What connections call.
+    fn service(
+        &self,
+    ) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + 'static {
+        let flow = self.clone();
+        tower::service_fn(move |request| {
+            let flow = flow.clone();
+            async move { Ok(flow.handle(request).await) }
+        })
+    }
+
+    async fn handle(&self, _request: Request<Incoming>) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = http::StatusCode::NOT_IMPLEMENTED;
+        response
+    }
+
+    /// New exchanges begin under these settings.
+    fn reload(&self, settings: proxy::Settings) {
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// Ends when no call is in flight, or when the rest of them was cut after `bound`.
+    async fn drain(&self, bound: Duration) {
+        let _ = bound;
+    }
+
+    /// Opens the access log's file again.
+    fn reopen_log(&self) {}
+
+    /// Returns when every line of the access log is written.
+    fn close(&self) {}
+}
