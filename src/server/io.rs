@@ -45,6 +45,7 @@ impl Peer {
 
     /// Ends when the peer is gone (FIN, RST), also while bytes of a next request wait unread, which hyper
     /// does not notice: it reads nothing more until the exchange is over. Never ends for HTTP/2, where hyper sees it.
+    /// A FIN behind more bytes than the socket's buffers take has not arrived, and can't be seen.
     ///
     /// Costs nothing until it is polled, and then one registration with the socket.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
