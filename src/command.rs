@@ -1,3 +1,88 @@
-//! One file per subcommand.
+//! The command line: one file per subcommand.
 
+pub mod check;
 pub mod demo;
+pub mod health;
+pub mod serve;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::config;
+
+/// Failed at run time.
+pub const FAILED: u8 = 1;
+/// Wrong usage or configuration; clap uses the same for wrong flags.
+pub const USAGE: u8 = 2;
+
+/// A sidecar between an agent node (an MCP client) and the remote MCP servers it calls
+#[derive(Debug, Parser)]
+#[command(name = "mcp-sidecar", version, about, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration";
+
+const SERVE: &str = "\
+Serves each upstream at http://ADDR/NAME. A flag goes before its environment variable, that before the file, and
+that before the default. Secrets are only read from files and environment variables that the configuration file names.
+
+Signals: SIGTERM and SIGINT drain (calls in flight may finish for `drain`, 30s by default) and end; a second one ends
+at once. SIGHUP, or a changed file, reads the configuration again and reopens the access log.
+
+Exit codes: 0 done (also after a drain that had to cut calls), 1 failed at run time, 2 wrong usage or configuration";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the sidecar
+    #[command(after_help = SERVE)]
+    Serve(config::Flags),
+    /// Show the sidecar at work: an embedded MCP server, a sidecar in front of it and a client
+    #[command(after_help = EXIT_CODES)]
+    Demo,
+    /// Validate a configuration file, with the secrets and certificates it names
+    ///
+    /// Prints `FILE: ok`, or every problem as `FILE:LINE: KEY: REASON`.
+    #[command(after_help = "Exit codes: 0 the file is right, 2 it is not")]
+    Check {
+        /// The configuration file (TOML)
+        file: PathBuf,
+    },
+    /// Ask a running sidecar whether it is ready
+    ///
+    /// Asks GET /readyz of its admin listener: a probe for images without a shell.
+    #[command(after_help = "Exit codes: 0 it is ready, 1 it is not or can't be reached, 2 wrong usage")]
+    Health {
+        /// The admin listener: IP:PORT, localhost:PORT or unix:/path
+        #[arg(value_name = "ADDR", env = "MCP_SIDECAR_ADMIN", default_value = config::ADMIN)]
+        address: String,
+    },
+}
+
+impl Cli {
+    /// Runs the command to its end.
+    pub fn run(self) -> ExitCode {
+        match self.command {
+            Command::Serve(flags) => serve::run(flags),
+            Command::Demo => in_runtime(async { demo::run(&mut std::io::stdout()).await }),
+            Command::Check { file } => check::run(&file),
+            Command::Health { address } => in_runtime(health::run(&address)),
+        }
+    }
+}
+
+/// Runs a command on all cores.
+fn in_runtime(command: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command),
+        Err(error) => {
+            eprintln!("mcp-sidecar: can't start: {error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}

@@ -141,7 +141,7 @@ impl Sidecar {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let settings = self.settings.load_full();
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.remove::<Peer>().unwrap_or_else(Peer::unknown);
+        let peer = parts.extensions.remove::<Peer>().unwrap_or_else(|| Peer::detached("unknown", "unknown"));
         let request_id = request_id(&mut parts.headers);
         let exchange = self.open(&parts, &peer, &request_id);
         let mut response = match self.admit(&settings, &parts) {

@@ -1,27 +1,169 @@
 //! Accepts connections and serves them: TCP, TLS and unix sockets in, requests out to a service.
 //!
 //! Knows no JSON and no MCP. Each request carries its [`Peer`] as an extension.
+//!
+//! At the limit of connections nothing is accepted until one ends. A connection whose client takes no byte for
+//! [`Limits::client_stall`], sends its first bytes or a request's head slower than [`Limits::header_timeout`], or
+//! vanishes (noticed within 60 s) is closed. Closing one drops the service's futures and bodies: see the
+//! cancellation contract in the crate's documentation.
 
-use std::{future::Future, sync::Arc};
+mod address;
+mod connection;
+mod head;
+mod io;
+mod listener;
+pub mod tls;
 
-/// The other end of a node's connection.
-#[derive(Clone, Debug)]
-pub struct Peer {
-    /// `ip:port`, or `unix`.
-    pub label: Arc<str>,
-    /// The address without its port; two connections of one client share it.
-    pub host: Arc<str>,
+use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tower::Service;
+
+pub use address::Address;
+pub use io::Peer;
+pub use listener::Listener;
+
+/// How long connections may take to end once nothing new is accepted; what is left then is cut.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Bounds of connections (contract section 2, `[limits]`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at a time.
+    pub connections: usize,
+    /// How long the first bytes of a connection, its TLS handshake, and each request's head (from its first byte)
+    /// may take.
+    pub header_timeout: Duration,
+    /// A client that takes no byte of what waits for it for this long is closed.
+    pub client_stall: Duration,
 }
 
-impl Peer {
-    /// A peer of which nothing is known, and whose end nobody watches.
-    pub fn unknown() -> Self {
-        Self { label: "unknown".into(), host: "unknown".into() }
-    }
+/// What a reload may change; a connection goes on under what it began with.
+#[derive(Clone)]
+pub struct Settings {
+    /// Bounds.
+    pub limits: Limits,
+    /// TLS, if the listener speaks it.
+    pub tls: Option<tokio_rustls::TlsAcceptor>,
+}
 
-    /// Ends when the peer is gone (FIN, RST), also while bytes of a next request wait unread, which hyper
-    /// does not notice: it reads nothing more until the exchange is over. Never ends for HTTP/2, where hyper sees it.
-    pub fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
-        std::future::pending()
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings").field("limits", &self.limits).field("tls", &self.tls.is_some()).finish()
     }
 }
+
+/// What connections are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Phase {
+    /// Go on.
+    Serve,
+    /// End after what is in flight.
+    Close,
+    /// End now.
+    Cut,
+}
+
+/// Serves connections of `listener` until `stop` ends; then accepts no more, lets each connection end with what it has
+/// in flight for at most a second, and cuts the rest. Returns when all have ended.
+///
+/// A drain comes before `stop`: until it is over, connections are accepted and requests come in as ever.
+pub async fn run<S, B>(
+    listener: Listener,
+    mut settings: watch::Receiver<Arc<Settings>>,
+    service: S,
+    stop: impl Future<Output = ()>,
+) where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let (phase, told) = watch::channel(Phase::Serve);
+    let (open, mut count) = watch::channel(0_usize);
+    let mut complaint = Complaint::default();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let limits = settings.borrow_and_update().limits.clone();
+        let accepted = async {
+            // Sees only that the channel is closed as an error, and this function holds its sender.
+            let _ = count.wait_for(|open| *open < limits.connections).await;
+            listener.accept().await
+        };
+        let accepted = tokio::select! {
+            biased;
+            () = &mut stop => break,
+            // A closed channel is no change: the settings just stay.
+            Ok(()) = settings.changed() => continue,
+            accepted = accepted => accepted,
+        };
+        match accepted {
+            Ok((socket, label, host)) => {
+                let settings = Arc::clone(&settings.borrow());
+                let connection = connection::Connection {
+                    socket,
+                    label,
+                    host,
+                    settings,
+                    told: told.clone(),
+                    _open: Open::one_more(&open),
+                };
+                tokio::spawn(connection.serve(service.clone()));
+            }
+            Err(error) => complaint.pause(&error).await,
+        }
+    }
+    drop(listener);
+    phase.send_replace(Phase::Close);
+    if timeout(LAST_WORDS, count.wait_for(|open| *open == 0)).await.is_err() {
+        phase.send_replace(Phase::Cut);
+        let _ = count.wait_for(|open| *open == 0).await;
+    }
+}
+
+/// One open connection, counted until it is dropped.
+struct Open(watch::Sender<usize>);
+
+impl Open {
+    fn one_more(count: &watch::Sender<usize>) -> Self {
+        count.send_modify(|open| *open += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
+}
+
+/// Says why nothing can be accepted, once a second at most.
+#[derive(Default)]
+struct Complaint {
+    last: Option<Instant>,
+}
+
+impl Complaint {
+    /// A connection that went before it was accepted is no reason to wait; running out of files is, because
+    /// accepting would fail again at once.
+    async fn pause(&mut self, error: &std::io::Error) {
+        use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+            return;
+        }
+        if self.last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            self.last = Some(Instant::now());
+            tracing::error!(%error, "can't accept a connection");
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,7 @@ use crate::{
         held,
         stream::{self, Start},
     },
+    server::Peer,
     session::Session,
     upstream,
 };
@@ -292,7 +293,7 @@ impl Sidecar {
         let message = method == Method::POST;
         let sent = if message {
             // Handed over: it goes on whatever its node does.
-            let nobody = crate::server::Peer::unknown();
+            let nobody = Peer::detached("", "");
             race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &nobody).await
         } else {
             race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await
