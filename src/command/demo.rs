@@ -1,5 +1,5 @@
 //! `mcp-sidecar demo`: the main job, seen. Starts the demo upstream, a sidecar before it and a client, all in
-//! this process on free ports, plays the [`scenes`], and shows for each what the client saw and what the access
+//! this process on free ports, plays the `scenes`, and shows for each what the client saw and what the access
 //! log says about it.
 //!
 //! It is a check too: every scene compares what came out with the contract, and one that differs makes the
