@@ -180,6 +180,19 @@ fn a_terminal_gets_one_readable_line() {
     assert_eq!(text.matches('\n').count(), 1);
 }
 
+#[test]
+fn a_name_cannot_look_like_further_values_to_a_terminal() {
+    let mut text = Vec::new();
+    let evil = "add 1ms reason=\"none\"".to_owned();
+    let record = Record { tool: Some(evil), error: Some("\" x".to_owned()), ..Record::default() };
+    shape::terminal(&record, &mut text);
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains(r#" "add 1ms reason=\"none\"" 0ms "#) && text.ends_with("error=\"\\\" x\"\n"),
+        "{text}"
+    );
+}
+
 #[tokio::test]
 async fn an_account_writes_one_line_however_it_ends() {
     let (sink, mut lines) = sink();

@@ -1,5 +1,5 @@
 //! `mcp-sidecar demo`: the main job, seen. Starts the demo upstream, a sidecar before it and a client, all in
-//! this process on free ports, plays the [`scenes`], and shows for each what the client saw and what the access
+//! this process on free ports, plays the `scenes`, and shows for each what the client saw and what the access
 //! log says about it.
 //!
 //! It is a check too: every scene compares what came out with the contract, and one that differs makes the
@@ -26,8 +26,9 @@ use stage::{Seen, Stage};
 /// The longest that one scene may take; each is over in a few seconds.
 const SCENE_WITHIN: Duration = Duration::from_secs(15);
 
-/// Starts everything, plays every scene and prints it to `out`. 0 if all came out as the contract says, else 1.
-pub async fn run(out: &mut impl Write) -> ExitCode {
+/// Starts everything, plays every scene and prints it. 0 if all came out as the contract says, else 1.
+pub async fn run() -> ExitCode {
+    let out = &mut io::stdout();
     let played = match set_up().await {
         Ok(mut stage) => perform(&mut stage, out).await,
         Err(error) => writeln!(out, "the demo cannot run: {error}").map(|()| false),
