@@ -1,8 +1,19 @@
 //! The sidecar that the scenes are played before: all they know of it is an address and its access-log lines.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use crate::{
+    account::{log::Sink, metrics::Metrics},
+    clock::Clock,
+    config::{self, Config, Flags},
+    proxy,
+    server::{self, Address, Listener},
+};
 
 /// Where it serves the demo upstream.
 pub(super) const PATH: &str = "/demo";
@@ -14,7 +25,12 @@ pub(super) struct Sidecar {
     pub(super) address: SocketAddr,
     /// Its access-log lines, JSON.
     pub(super) lines: mpsc::Receiver<String>,
+    /// Its task; ends with it.
+    pub(super) _serving: JoinSet<()>,
 }
+
+/// Lines that may wait for a scene to ask for them.
+const LINES: usize = 1024;
 
 /// Its configuration: clocks that nobody needs to wait long for. The scenes count on their order: the keepalive
 /// comes well before the idle clock, and that before the maximum.
@@ -42,7 +58,23 @@ impl Sidecar {
     ///
     /// In words: no free port, or a configuration that is refused.
     pub(super) async fn start(upstream: SocketAddr) -> Result<Self, String> {
-        let _ = settings(upstream);
-        Err("this build has no sidecar to show".to_owned())
+        let words = |problems: config::Problems| problems.to_string();
+        let nothing = |_: &str| None;
+        let config =
+            Config::from_text(&settings(upstream), None, &Flags::default(), &nothing).map_err(words)?;
+        let listener = Listener::bind(&config.listen).map_err(|error| format!("no free port: {error}"))?;
+        let Address::Tcp(address) = *listener.address() else {
+            return Err("the demo listens on TCP".to_owned());
+        };
+        let (sink, lines) = Sink::lines(LINES, Arc::new(Metrics::new()));
+        let flow = proxy::Sidecar::new(config.proxy_settings().map_err(words)?, sink, Clock::system());
+        let service = tower::service_fn(move |request| Arc::clone(&flow).handle(request));
+        let (keep, fixed) = watch::channel(Arc::new(config.server_settings().map_err(words)?));
+        let mut serving = JoinSet::new();
+        serving.spawn(async move {
+            server::run(listener, fixed, service, std::future::pending()).await;
+            drop(keep);
+        });
+        Ok(Self { address, lines, _serving: serving })
     }
 }

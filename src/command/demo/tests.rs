@@ -66,7 +66,7 @@ async fn stage(forwards_only: bool) -> Stage {
             );
         }
     });
-    Stage::new(Sidecar { address, lines }, server)
+    Stage::new(Sidecar { address, lines, _serving: tokio::task::JoinSet::new() }, server)
 }
 
 impl StandIn {
@@ -278,6 +278,13 @@ async fn every_scene_is_right_before_one_that_keeps_the_contract() {
         assert!(shown.lines().any(|line| line.starts_with("   log {")), "{shown}");
         assert!(shown.lines().any(|line| !line.starts_with("   log {")), "{shown}");
     }
+}
+
+#[tokio::test]
+async fn the_sidecar_itself_plays_every_scene_right() {
+    let mut out = Vec::new();
+    let right = perform(&mut set_up().await.unwrap(), &mut out).await.unwrap();
+    assert!(right, "{}", String::from_utf8_lossy(&out));
 }
 
 #[tokio::test]
