@@ -69,7 +69,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Serve(flags) => serve::run(flags),
-            Command::Demo => in_runtime(async { demo::run(&mut std::io::stdout()).await }),
+            Command::Demo => in_runtime(demo::run()),
             Command::Check { file } => check::run(&file),
             Command::Health { address } => in_runtime(health::run(&address)),
         }
