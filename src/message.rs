@@ -4,6 +4,7 @@
 //! splice ([`splice`]) and everything else is forwarded unchanged. Knows no HTTP, no I/O, no time.
 
 pub mod answer;
+pub mod canonical;
 mod id;
 mod read;
 mod scan;
