@@ -48,9 +48,12 @@ impl Running {
             let answer = answer(request);
             async move { Ok(answer.await) }
         });
-        let task = tokio::spawn(run(listener, watched, service, async {
-            let _ = stopped.await;
-        }));
+        let task = tokio::spawn(async move {
+            let stop = async {
+                let _ = stopped.await;
+            };
+            run(listener, watched, service, &Gauge::default(), stop).await;
+        });
         Self { address, settings, stop: Some(stop), task }
     }
 
