@@ -8,7 +8,7 @@ use std::{convert::Infallible, fmt, future::Ready, sync::Arc, task::Poll};
 use arc_swap::ArcSwap;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 
-use crate::{account::metrics::Metrics, headers, proxy, relay::body::Body};
+use crate::{account::metrics::Metrics, headers, proxy, relay::Body};
 
 /// What OpenMetrics text is called.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -67,7 +67,7 @@ impl Admin {
                 Ok(()) => text(StatusCode::OK, "ok\n"),
                 Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("{reason}\n")),
             },
-            "/metrics" => self.metrics(),
+            "/metrics" => typed(StatusCode::OK, METRICS, &self.shared.metrics.encode()),
             "/" => typed(StatusCode::OK, "text/html; charset=utf-8", PAGE),
             _ => return text(StatusCode::NOT_FOUND, "no such path\n"),
         };
@@ -83,17 +83,15 @@ impl Admin {
     fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
         let loopback = self.shared.loopback;
         let auth = self.shared.auth.load();
-        let host = || request.headers().get(header::HOST)?.to_str().ok();
-        let authority = request.uri().authority().map(|authority| authority.as_str()).or_else(host);
-        if loopback && !authority.is_some_and(|authority| headers::host_allowed(authority, &auth.hosts)) {
+        let target = request.uri().authority().map(|authority| Some(authority.as_str()));
+        let hosts = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
+        let mut named = hosts.chain(target).peekable();
+        let here = |name: Option<&str>| name.is_some_and(|name| headers::host_allowed(name, &auth.hosts));
+        if loopback && (named.peek().is_none() || !named.all(here)) {
             return Some(text(StatusCode::MISDIRECTED_REQUEST, "this Host is not served here\n"));
         }
         let allowed = headers::origin_allowed(request.headers(), &auth.origins, loopback);
         (!allowed).then(|| text(StatusCode::FORBIDDEN, "this Origin may not ask\n"))
-    }
-
-    fn metrics(&self) -> Response<Body> {
-        typed(StatusCode::OK, METRICS, &self.shared.metrics.encode())
     }
 }
 

@@ -34,7 +34,6 @@ use crate::{
     account, proxy, relay,
     secret::Secret,
     server::{self, Address},
-    upstream::Upstream as Pool,
 };
 
 /// The environment, asked by name.
@@ -250,9 +249,10 @@ pub struct Tool {
     pub resume: Option<bool>,
 }
 
-/// The connections of the upstreams, kept over reloads as long as what they depend on stays.
+/// The upstreams as they are in use: their connections are kept over reloads as long as what they depend on stays, and
+/// what is in flight goes on being counted.
 #[derive(Debug, Default)]
-pub struct Pools(HashMap<String, (Connection, Arc<Pool>)>);
+pub struct Pools(HashMap<String, (Connection, Arc<proxy::Route>)>);
 
 impl Config {
     /// Reads the file that the flags name, and the flags.
@@ -314,14 +314,11 @@ impl Config {
         let mut kept = HashMap::new();
         let mut routes = HashMap::new();
         for (name, upstream) in &self.upstreams {
-            let pool = match pools.0.get(name) {
-                Some((connection, pool)) if *connection == upstream.connection => Ok(Arc::clone(pool)),
-                _ => upstream.connection.open(name),
-            };
-            match pool {
-                Ok(pool) => {
-                    kept.insert(name.clone(), (upstream.connection.clone(), Arc::clone(&pool)));
-                    routes.insert(name.clone(), Arc::new(upstream.route(name, pool)));
+            match upstream.route_over(name, pools.0.get(name)) {
+                Ok(route) => {
+                    let route = Arc::new(route);
+                    kept.insert(name.clone(), (upstream.connection.clone(), Arc::clone(&route)));
+                    routes.insert(name.clone(), route);
                 }
                 Err(reason) => problems.add(
                     upstream.connection.tls_line,

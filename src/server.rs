@@ -19,6 +19,7 @@ use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -73,11 +74,14 @@ enum Phase {
 /// Serves connections of `listener` until `stop` ends; then accepts no more, lets each connection end with what it has
 /// in flight for at most a second, and cuts the rest. Returns when all have ended.
 ///
+/// `connections` shows how many are open.
+///
 /// A drain comes before `stop`: until it is over, connections are accepted and requests come in as ever.
 pub async fn run<S, B>(
     listener: Listener,
     mut settings: watch::Receiver<Arc<Settings>>,
     service: S,
+    connections: &Gauge,
     stop: impl Future<Output = ()>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -112,7 +116,7 @@ pub async fn run<S, B>(
                     host,
                     settings,
                     told: told.clone(),
-                    _open: Open::one_more(&open),
+                    _open: Open::one_more(&open, connections),
                 };
                 tokio::spawn(connection.serve(service.clone()));
             }
@@ -128,17 +132,19 @@ pub async fn run<S, B>(
 }
 
 /// One open connection, counted until it is dropped.
-struct Open(watch::Sender<usize>);
+struct Open(watch::Sender<usize>, Gauge);
 
 impl Open {
-    fn one_more(count: &watch::Sender<usize>) -> Self {
+    fn one_more(count: &watch::Sender<usize>, gauge: &Gauge) -> Self {
         count.send_modify(|open| *open += 1);
-        Self(count.clone())
+        gauge.inc();
+        Self(count.clone(), gauge.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
+        self.1.dec();
         self.0.send_modify(|open| *open -= 1);
     }
 }

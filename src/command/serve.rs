@@ -9,6 +9,7 @@ use std::{
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
@@ -21,23 +22,17 @@ use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util
 
 use super::{FAILED, USAGE, in_runtime};
 use crate::{
-    account::{
-        log::{self, Sink, Writer},
-        metrics::Metrics,
-    },
+    account::{log::Sink, metrics::Metrics},
     admin::Admin,
     clock::Clock,
     config::{Config, Flags, Log, process_environment, reload},
     proxy::{self, Sidecar},
-    relay::body::Body,
+    relay::Body,
     server::{self, Address, Listener},
 };
 
 /// Connections to the admin listener at a time: probes and scrapers, not nodes.
 const ADMIN_CONNECTIONS: usize = 256;
-
-/// Bytes of access-log lines held for a slow output.
-const LOG_BUFFER: usize = 4 * 1024 * 1024;
 
 /// Reads the configuration and serves under it.
 pub fn run(flags: Flags) -> ExitCode {
@@ -72,33 +67,37 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
         });
     let (mut signals, listener, admin_listener) = match started {
         Ok(started) => started,
-        Err(reason) => {
-            tracing::error!(reason, "can't start");
-            return ExitCode::from(FAILED);
-        }
+        Err(reason) => return failed(&reason),
+    };
+    let metrics = Arc::new(Metrics::new());
+    let (sink, log) = match Sink::open(&reloader.current().access_log(), Arc::clone(&metrics)) {
+        Ok(opened) => opened,
+        Err(error) => return failed(&format!("can't open the access log: {error}")),
     };
     announce(reloader.current(), listener.address(), admin_listener.as_ref().map(Listener::address));
 
-    let flow = match Flow::new(settings, &reloader.current().log) {
-        Ok(flow) => flow,
-        Err(error) => {
-            tracing::error!(%error, "can't open the access log");
-            return ExitCode::from(FAILED);
-        }
-    };
-    let admin = admin_listener.map(|listener| serve_admin(listener, reloader.current(), &flow));
+    let sidecar = Sidecar::new(settings, sink.clone(), Clock::system());
+    let admin = admin_listener.map(|listener| {
+        serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
+    });
     let (stop, stopped) = oneshot::channel::<()>();
-    let nodes = tokio::spawn(server::run(listener, reloader.server(), service(&flow.sidecar), async {
-        // A sender that is gone means the same.
-        let _ = stopped.await;
-    }));
+    let nodes = tokio::spawn({
+        let (server, service) = (reloader.server(), service(&sidecar));
+        async move {
+            let stop = async {
+                // A sender that is gone means the same.
+                let _ = stopped.await;
+            };
+            server::run(listener, server, service, &metrics.connections, stop).await;
+        }
+    });
 
-    live(&mut reloader, &flow, admin.as_ref(), &mut signals).await;
+    live(&mut reloader, &sidecar, &sink, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
     tracing::info!(drain = ?drain, "draining");
     let end = async {
-        flow.sidecar.drain(drain).await;
+        sidecar.drain(drain).await;
         // A listener that is gone is stopped.
         let _ = stop.send(());
         // It has no result, and a panic of it was reported where it happened.
@@ -111,12 +110,35 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
             ExitCode::from(FAILED)
         }
     };
-    block_in_place(|| flow.writer.close());
+    // It has told what it could not write.
+    let _ = block_in_place(|| log.close());
     code
 }
 
+fn failed(reason: &str) -> ExitCode {
+    tracing::error!(reason, "can't start");
+    ExitCode::from(FAILED)
+}
+
+/// The flow, as connections call it.
+fn service(
+    sidecar: &Arc<Sidecar>,
+) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
++ Clone
++ Send
++ use<> {
+    let sidecar = Arc::clone(sidecar);
+    tower::service_fn(move |request| Arc::clone(&sidecar).handle(request))
+}
+
 /// Runs until the first signal to end; reads the configuration again when asked to and when files change.
-async fn live(reloader: &mut reload::Reloader, flow: &Flow, admin: Option<&Admin>, signals: &mut Signals) {
+async fn live(
+    reloader: &mut reload::Reloader,
+    sidecar: &Sidecar,
+    sink: &Sink,
+    admin: Option<&Admin>,
+    signals: &mut Signals,
+) {
     let mut poll = interval(reload::POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -124,7 +146,7 @@ async fn live(reloader: &mut reload::Reloader, flow: &Flow, admin: Option<&Admin
             _ = signals.term.recv() => return,
             _ = signals.int.recv() => return,
             _ = signals.hup.recv() => {
-                flow.sink.reopen();
+                sink.reopen();
                 block_in_place(|| reloader.reload(&process_environment))
             }
             _ = poll.tick() => block_in_place(|| reloader.poll(&process_environment)),
@@ -133,7 +155,7 @@ async fn live(reloader: &mut reload::Reloader, flow: &Flow, admin: Option<&Admin
             if let Some(admin) = admin {
                 admin.allow(&settings.auth);
             }
-            flow.sidecar.reload(settings);
+            sidecar.reload(settings);
         }
     }
 }
@@ -156,35 +178,19 @@ fn announce(config: &Config, listen: &Address, admin: Option<&Address>) {
 }
 
 /// Serves the admin listener for as long as the process lives.
-fn serve_admin(listener: Listener, config: &Config, flow: &Flow) -> Admin {
-    let sidecar = flow.sidecar.clone();
+fn serve_admin(listener: Listener, config: &Config, metrics: Arc<Metrics>, sidecar: Arc<Sidecar>) -> Admin {
+    let auth = sidecar.settings().auth.clone();
     let ready = move || if sidecar.is_draining() { Err("draining") } else { Ok(()) };
-    let auth = proxy::Auth {
-        origins: config.auth.origins.clone(),
-        hosts: config.auth.hosts.clone(),
-        ..proxy::Auth::default()
-    };
-    let admin = Admin::new(flow.sink.metrics().clone(), Box::new(ready), listener.address().is_loopback());
+    let admin = Admin::new(metrics, Box::new(ready), listener.address().is_loopback());
     admin.allow(&auth);
     let limits = server::Limits { connections: ADMIN_CONNECTIONS, ..config.connections.clone() };
     let (settings, fixed) = watch::channel(Arc::new(server::Settings { limits, tls: None }));
     let service = admin.clone();
     tokio::spawn(async move {
-        server::run(listener, fixed, service, std::future::pending()).await;
+        server::run(listener, fixed, service, &Gauge::default(), std::future::pending()).await;
         drop(settings);
     });
     admin
-}
-
-/// What connections call.
-pub(super) fn service(
-    sidecar: &Arc<Sidecar>,
-) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
-+ Clone
-+ Send
-+ 'static {
-    let sidecar = sidecar.clone();
-    tower::service_fn(move |request| sidecar.clone().handle(request))
 }
 
 /// What the process is told from outside.
@@ -210,20 +216,5 @@ impl Signals {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
         }
-    }
-}
-
-/// The flow and its access log.
-struct Flow {
-    sidecar: Arc<Sidecar>,
-    sink: Sink,
-    writer: Writer,
-}
-
-impl Flow {
-    fn new(settings: proxy::Settings, log: &Log) -> io::Result<Self> {
-        let log = log::Settings { file: log.access.clone(), text: log.text, buffer: LOG_BUFFER };
-        let (sink, writer) = Sink::open(&log, Arc::new(Metrics::new()))?;
-        Ok(Self { sidecar: Sidecar::new(settings, sink.clone(), Clock::system()), sink, writer })
     }
 }

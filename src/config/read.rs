@@ -58,21 +58,9 @@ pub(super) fn config(
     }
 
     let mut table = Table::root(&source, root.get_ref());
-    let address = |flag: &Option<String>, key: &'static str, default: &str, table: &mut Table<'_>| {
-        let found = table.text(key, listener);
-        match flag.as_deref().filter(|flag| key == "admin" || !flag.is_empty()) {
-            Some(flag) => listener(flag)
-                .map_err(|reason| source.problem(None, &format!("--{key}"), reason))
-                .unwrap_or_default(),
-            None => found.unwrap_or_else(|| listener(default).unwrap_or_default()),
-        }
-    };
-    let listen = address(&flags.listen, "listen", LISTEN, &mut table);
-    if listen.is_none() && table.line_of("listen").is_some() && flags.listen.is_none() {
-        table.problem("listen", "must name an address");
-    }
-    let listen = listen.unwrap_or(Address::Tcp(([127, 0, 0, 1], 7080).into()));
-    let admin = address(&flags.admin, "admin", ADMIN, &mut table);
+    let listen =
+        address(&mut table, "listen", flags.listen.as_deref().filter(|flag| !flag.is_empty()), LISTEN);
+    let admin = address(&mut table, "admin", flags.admin.as_deref(), ADMIN);
     let (limits, connections) = limits(table.table("limits"));
     let config = Config {
         state: state(&mut table, flags),
@@ -82,7 +70,8 @@ pub(super) fn config(
         tls: tls(&mut table),
         ledger: ledger(table.table("ledger")),
         upstreams: upstreams(&mut table, flags),
-        listen,
+        // One that is wrong is a problem already.
+        listen: listen.unwrap_or(Address::Tcp(([127, 0, 0, 1], 7080).into())),
         admin,
         limits,
         connections,
@@ -118,9 +107,21 @@ impl Config {
     }
 }
 
-/// `None`: no listener.
-fn listener(text: &str) -> Result<Option<Address>, String> {
-    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+/// Where a listener is; `None`: nowhere, which only `admin` may say, or a problem.
+fn address(table: &mut Table<'_>, key: &'static str, flag: Option<&str>, default: &str) -> Option<Address> {
+    let parse = |text: &str| match text {
+        "" if key == "admin" => Ok(None),
+        text => text.parse().map(Some),
+    };
+    let set = table.line_of(key).is_some();
+    let in_file = table.text(key, parse);
+    match flag {
+        Some(flag) => parse(flag)
+            .map_err(|reason| table.source().problem(None, &format!("--{key}"), reason))
+            .unwrap_or_default(),
+        None if set => in_file.flatten(),
+        None => default.parse().ok(),
+    }
 }
 
 fn without_effect(path: &[String]) -> Option<String> {
@@ -131,7 +132,7 @@ fn without_effect(path: &[String]) -> Option<String> {
     // A table's own line says nothing that its keys do not.
     let is_table = matches!(path, [last] if last == "ledger")
         || matches!(path, [_, _, last] if ["listen", "policy", "tools"].contains(&last.as_str()));
-    let found = WITHOUT_EFFECT.iter().any(|pattern| matches(pattern)) && !is_table;
+    let found = WITHOUT_EFFECT.iter().any(matches) && !is_table;
     found.then(|| path.iter().map(|key| problem::quoted(key)).collect::<Vec<_>>().join("."))
 }
 

@@ -353,7 +353,7 @@ fn tls_files_come_in_pairs() {
 #[test]
 fn further_values_are_checked() {
     one_problem("listen = \"7080\"", "1: listen: ", "IP:PORT");
-    one_problem("listen = \"\"", "1: listen: ", "address");
+    one_problem("listen = \"\"", "1: listen: ", "IP:PORT");
     one_problem("listen = \"127.0.0.1:9\"\nadmin = \"127.0.0.1:9\"", " admin: ", "same address");
     one_problem("state = \"mysql://x\"", "1: state: ", "memory:");
     one_problem("state = \"redis://h/x\"", "1: state: ", "number as DB");

@@ -80,7 +80,25 @@ impl Connection {
 }
 
 impl Upstream {
-    pub(super) fn route(&self, name: &str, upstream: Arc<upstream::Upstream>) -> proxy::Route {
+    /// The route of this upstream, over what an earlier one of its name has that still holds.
+    pub(super) fn route_over(
+        &self,
+        name: &str,
+        earlier: Option<&(Connection, Arc<proxy::Route>)>,
+    ) -> Result<proxy::Route, String> {
+        let Some((connection, earlier)) = earlier else {
+            return Ok(self.route(name, self.connection.open(name)?, proxy::RouteState::default()));
+        };
+        let mut state =
+            proxy::RouteState { in_flight: earlier.state.in_flight.clone(), ..proxy::RouteState::default() };
+        if *connection != self.connection {
+            return Ok(self.route(name, self.connection.open(name)?, state));
+        }
+        state.moved = earlier.state.moved.load_full().into();
+        Ok(self.route(name, Arc::clone(&earlier.upstream), state))
+    }
+
+    fn route(&self, name: &str, upstream: Arc<upstream::Upstream>, state: proxy::RouteState) -> proxy::Route {
         proxy::Route {
             name: name.into(),
             upstream,
@@ -94,7 +112,7 @@ impl Upstream {
             cancel_grace: self.cancel_grace,
             legacy_disconnect: self.legacy_disconnect,
             relay: self.relay.clone(),
-            state: proxy::RouteState::default(),
+            state,
         }
     }
 }

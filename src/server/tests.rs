@@ -48,9 +48,12 @@ impl Running {
             let answer = answer(request);
             async move { Ok(answer.await) }
         });
-        let task = tokio::spawn(run(listener, watched, service, async {
-            let _ = stopped.await;
-        }));
+        let task = tokio::spawn(async move {
+            let stop = async {
+                let _ = stopped.await;
+            };
+            run(listener, watched, service, &Gauge::default(), stop).await;
+        });
         Self { address, settings, stop: Some(stop), task }
     }
 
@@ -328,28 +331,30 @@ impl http_body::Body for Endless {
     }
 }
 
-/// Answers with an endless body, of chunks or of silence.
-fn endless(
+/// Answers with endless bodies, of chunks or of silence.
+#[derive(Clone, Default)]
+struct Endlessly {
     chunk: Option<Bytes>,
-) -> (Arc<AtomicUsize>, Arc<Notify>, impl Fn(Request<Incoming>) -> std::future::Ready<Response<Body>> + Clone)
-{
-    let (taken, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let answer = {
-        let (taken, dropped) = (Arc::clone(&taken), Arc::clone(&dropped));
-        move |_| {
-            let _dropped = DropSignal(Arc::clone(&dropped));
-            let body = Endless { taken: Arc::clone(&taken), chunk: chunk.clone(), _dropped };
+    taken: Arc<AtomicUsize>,
+    dropped: Arc<Notify>,
+}
+
+impl Endlessly {
+    fn start(&self, limits: Limits) -> Running {
+        let this = self.clone();
+        Running::start("127.0.0.1:0", limits, None, move |_| {
+            let _dropped = DropSignal(Arc::clone(&this.dropped));
+            let body = Endless { taken: Arc::clone(&this.taken), chunk: this.chunk.clone(), _dropped };
             std::future::ready(Response::new(Body::new(body)))
-        }
-    };
-    (taken, dropped, answer)
+        })
+    }
 }
 
 #[tokio::test]
 async fn a_client_that_takes_no_byte_is_closed_and_one_that_is_slow_is_not() {
-    let (taken, dropped, answer) = endless(Some(Bytes::from_static(&[b'x'; 16 << 10])));
+    let body = Endlessly { chunk: Some(Bytes::from_static(&[b'x'; 16 << 10])), ..Endlessly::default() };
     let stall = Duration::from_millis(300);
-    let running = Running::start("127.0.0.1:0", Limits { client_stall: stall, ..limits() }, None, answer);
+    let running = body.start(Limits { client_stall: stall, ..limits() });
     let mut stream = running.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.expect("sent");
     // Slow for three times as long as a stall may be.
@@ -358,19 +363,18 @@ async fn a_client_that_takes_no_byte_is_closed_and_one_that_is_slow_is_not() {
         sleep(stall / 3).await;
         stream.read_exact(&mut some).await.expect("it is served");
     }
-    assert!(timeout(Duration::ZERO, dropped.notified()).await.is_err());
-    timeout(FAR, dropped.notified()).await.expect("closed");
-    assert!(taken.load(Ordering::Relaxed) < 64 << 20, "backpressure held");
+    assert!(timeout(Duration::ZERO, body.dropped.notified()).await.is_err());
+    timeout(FAR, body.dropped.notified()).await.expect("closed");
+    assert!(body.taken.load(Ordering::Relaxed) < 64 << 20, "backpressure held");
 }
 
 #[tokio::test]
 async fn a_silent_stream_is_no_stall() {
-    let (_, dropped, answer) = endless(None);
-    let limits = Limits { client_stall: Duration::from_millis(50), ..limits() };
-    let running = Running::start("127.0.0.1:0", limits, None, answer);
+    let body = Endlessly::default();
+    let running = body.start(Limits { client_stall: Duration::from_millis(50), ..limits() });
     let mut stream = running.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.expect("sent");
-    assert!(timeout(Duration::from_millis(300), dropped.notified()).await.is_err());
+    assert!(timeout(Duration::from_millis(300), body.dropped.notified()).await.is_err());
 }
 
 #[tokio::test]
@@ -458,14 +462,14 @@ async fn until_the_stop_connections_are_accepted_and_then_what_is_in_flight_is_f
 
 #[tokio::test]
 async fn a_stream_that_does_not_end_is_cut_a_second_after_the_stop() {
-    let (_, dropped, answer) = endless(None);
-    let mut running = Running::start("127.0.0.1:0", limits(), None, answer);
+    let body = Endlessly::default();
+    let mut running = body.start(limits());
     let mut stream = running.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.expect("sent");
     text_until(&mut stream, "\r\n\r\n").await;
     running.stop();
     timeout(FAR, &mut running.task).await.expect("in time").expect("no panic");
-    timeout(FAR, dropped.notified()).await.expect("dropped");
+    timeout(FAR, body.dropped.notified()).await.expect("dropped");
 }
 
 /// what hyper refuses. `requests_that_hyper_lets_through` has what it does not.

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -72,7 +73,7 @@ impl Sidecar {
         let (keep, fixed) = watch::channel(Arc::new(config.server_settings().map_err(words)?));
         let mut serving = JoinSet::new();
         serving.spawn(async move {
-            server::run(listener, fixed, service, std::future::pending()).await;
+            server::run(listener, fixed, service, &Gauge::default(), std::future::pending()).await;
             drop(keep);
         });
         Ok(Self { address, lines, _serving: serving })
