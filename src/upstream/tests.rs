@@ -2,6 +2,7 @@
 
 mod http1;
 mod http2;
+mod socket;
 mod tls;
 
 use std::{future::Future, net::SocketAddr, time::Duration};
@@ -123,6 +124,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
 }
 
 /// Closes with a reset instead of a FIN.
-fn reset(peer: Peer<TcpStream>) {
-    socket2::SockRef::from(&peer.stream).set_linger(Some(Duration::ZERO)).unwrap();
+fn reset(Peer { stream, .. }: Peer<TcpStream>) {
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }

@@ -67,25 +67,29 @@ async fn a_connection_read_to_its_end_is_used_again() {
 }
 
 #[tokio::test]
-async fn a_body_without_bytes_needs_no_poll_to_give_its_connection_back() {
+async fn a_body_that_is_known_to_have_ended_needs_no_poll_to_give_its_connection_back() {
     let server = Server::start().await;
     let upstream = server.upstream();
     let serve = async {
         let mut peer = server.accept().await;
-        peer.request().await;
-        peer.write("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n").await;
-        peer.request().await;
-        peer.write(OK).await;
+        for answer in ["HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n", OK, OK] {
+            peer.request().await;
+            peer.write(answer).await;
+        }
         peer
     };
     let calls = async {
-        let response = send(&upstream, call("1")).await.unwrap();
-        assert!(response.body().is_end_stream());
-        let (_, _, sent) = exchange(&upstream, call("2")).await.unwrap();
+        let empty = send(&upstream, call("1")).await.unwrap();
+        assert!(empty.body().is_end_stream());
+        let mut read = send(&upstream, call("2")).await.unwrap().into_body();
+        assert_eq!(next(&mut read).await.unwrap().unwrap(), "ok");
+        assert!(read.is_end_stream());
+        let (_, _, sent) = exchange(&upstream, call("3")).await.unwrap();
         assert!(sent.reused);
-        drop(response);
+        drop((empty, read));
     };
     tokio::join!(serve, calls);
+    assert!(server.is_quiet().await);
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ async fn the_request_is_whole_and_names_the_configured_authority() {
     let serve = async {
         let mut connection = h2::server::handshake(server.accept().await.stream).await.unwrap();
         let (request, mut respond) = soon(connection.accept()).await.unwrap().unwrap();
-        let driver = tokio::spawn(async move { while connection.accept().await.is_some() {} });
+        tokio::spawn(async move { while connection.accept().await.is_some() {} });
         let (parts, mut body) = request.into_parts();
         assert_eq!(parts.uri.to_string(), format!("http://{authority}/mcp?x=1"));
         assert_eq!(parts.headers["content-length"], "4194304");
@@ -138,11 +138,10 @@ async fn the_request_is_whole_and_names_the_configured_authority() {
         let mut stream = respond.send_response(Response::new(()), false).unwrap();
         stream.send_data(Bytes::from("o"), false).unwrap();
         stream.send_data(Bytes::from("k"), true).unwrap();
-        driver
     };
     let request =
         Request::post("/mcp?x=1").header("host", "elsewhere").body(Bytes::from(vec![b'x'; 4 << 20])).unwrap();
-    let (_driver, answer) = tokio::join!(serve, exchange(&upstream, request));
+    let ((), answer) = tokio::join!(serve, exchange(&upstream, request));
     let (_, body, sent) = answer.unwrap();
     assert_eq!(body, "ok");
     assert!(sent.http2 && !sent.reused && sent.connect.is_some());
@@ -215,7 +214,9 @@ async fn the_first_to_dial_may_leave_without_harm_to_the_others() {
 #[tokio::test]
 async fn a_dial_that_nobody_waits_for_any_more_is_given_up() {
     let server = Server::start().await;
-    let upstream = shared(&server);
+    let mut patient = settings(&format!("http://{}/mcp", server.address()));
+    patient.connect_timeout = Duration::from_secs(60);
+    let upstream = Arc::new(Upstream::with_prior_knowledge(patient));
     let only = spawn(&upstream, "1");
     let accepted = server.accept().await;
     only.abort();

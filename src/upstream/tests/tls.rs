@@ -6,7 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::aws_lc_rs,
-    pki_types::{PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
 use tempfile::TempDir;
@@ -53,8 +53,7 @@ impl Authority {
     /// A server for `localhost`.
     fn acceptor(&self, alpn: &[&str], ask_client: bool) -> TlsAcceptor {
         let files = self.issue("server");
-        let chain = vec![fs::read(files.cert.unwrap()).unwrap()];
-        let chain = chain.iter().map(|pem| PemObject::from_pem_slice(pem).unwrap()).collect();
+        let chain = vec![CertificateDer::from_pem_file(files.cert.unwrap()).unwrap()];
         let key = PrivateKeyDer::from_pem_file(files.key.unwrap()).unwrap();
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -256,7 +255,7 @@ fn what_is_wrong_with_a_file_is_said_with_its_name() {
         (Files { ca: Some(missing.clone()), ..Files::default() }, "missing.pem", "No such file"),
         (Files { ca: Some(empty.clone()), ..Files::default() }, "empty.pem", "no PEM certificate"),
         (Files { ca: Some(garbage), ..Files::default() }, "garbage.pem", "not valid PEM"),
-        (Files { key: other.key.clone(), ..one.clone() }, "other.key", "not the key of the certificate"),
+        (Files { key: other.key, ..one.clone() }, "other.key", "not the key of the certificate"),
         (Files { key: None, ..one.clone() }, "one.pem", "needs its key"),
         (Files { cert: None, ..one.clone() }, "one.key", "needs its certificate"),
         (Files { key: Some(empty), ..one.clone() }, "empty.pem", "no PEM private key"),
