@@ -171,9 +171,7 @@ pub fn claim(
                 return (Verdict::AlreadyDone, None);
             }
         }
-        State::Unknown | State::BusyUnavailable
-            if attempt.class == RetryClass::Unsafe && attempt.listed =>
-        {
+        State::Unknown | State::BusyUnavailable if attempt.class == RetryClass::Unsafe && attempt.listed => {
             return (Verdict::OutcomeUnknown, None);
         }
         _ => {}
