@@ -27,6 +27,7 @@
 pub mod account;
 pub mod admin;
 pub mod busy;
+pub mod call;
 pub mod cancel;
 pub mod clock;
 pub mod command;
