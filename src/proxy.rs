@@ -1,7 +1,7 @@
 //! The flow of one exchange, stage by stage.
 //!
 //! [`Sidecar::handle`] is the table of the crate's first page: admit the request, read its body, say what it is
-//! ([`post`]), send it once ([`forward`]), and give the answer to the relay ([`answer`]). Whatever an exchange holds
+//! (`post`), send it once (`forward`), and give the answer to the relay (`answer`). Whatever an exchange holds
 //! lives in its future or in its response body, so that dropping either ends it.
 
 mod admit;
