@@ -116,7 +116,7 @@ pub enum Verdict {
     Mismatch,
     /// Another attempt runs under the key, or there is no room for a new key: busy.
     Busy,
-    /// It is done, and its result may be answered again if it is still held; else [`Attempt::without_result`] decides.
+    /// It is done, and its result is held: answer it again.
     Replay,
     /// Reconcile first: an earlier attempt of an unsafe call may have been made.
     OutcomeUnknown,
