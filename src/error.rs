@@ -31,6 +31,14 @@ pub enum Reason {
     Killed,
     /// The tool is denied.
     Policy,
+    /// The same key stands for another call.
+    KeyMismatch,
+    /// The call is done, and its result is not held any more.
+    AlreadyDone,
+    /// An earlier attempt of an unsafe call may have been made.
+    OutcomeUnknown,
+    /// The attempt's claim could not be renewed.
+    LeaseLost,
 }
 
 /// What is known of the effect, for whoever decides about another attempt.
@@ -41,6 +49,8 @@ pub enum Effect {
     NotSent,
     /// The upstream may have done it.
     Unknown,
+    /// It was done by an earlier attempt.
+    Done,
 }
 
 impl Reason {
@@ -55,6 +65,10 @@ impl Reason {
             Self::Draining => "draining",
             Self::Killed => "killed",
             Self::Policy => "policy",
+            Self::KeyMismatch => "key_mismatch",
+            Self::AlreadyDone => "already_done",
+            Self::OutcomeUnknown => "outcome_unknown",
+            Self::LeaseLost => "lease_lost",
         }
     }
 
@@ -65,8 +79,10 @@ impl Reason {
                 StatusCode::BAD_GATEWAY
             }
             Self::IdleTimeout | Self::MaxTimeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Draining | Self::Killed => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Draining | Self::Killed | Self::LeaseLost => StatusCode::SERVICE_UNAVAILABLE,
             Self::Policy => StatusCode::FORBIDDEN,
+            Self::KeyMismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::AlreadyDone | Self::OutcomeUnknown => StatusCode::CONFLICT,
         }
     }
 

@@ -6,15 +6,20 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
     account::{Account, CancelledBy, Outcome},
     cancel::Notice,
-    error::{Failure, Progress, Reason},
+    error::{Effect, Failure, Progress, Reason},
     inflight::Entry,
+    ledger::{Claim, entry},
     limits::{Held, Permit},
-    message::{Era, Id, answer::Answer},
+    message::{
+        Era, Id,
+        answer::{Answer, Response},
+    },
     proxy::Route,
     relay::terminal::State,
 };
@@ -28,6 +33,10 @@ pub struct Request {
     pub call: bool,
     /// The node's progress token.
     pub progress_token: Option<Id>,
+    /// The token that the sidecar added: its progress is kept back.
+    pub added_token: Option<Id>,
+    /// The tool's progress may carry resume tokens.
+    pub resumable: bool,
     /// A legacy node that hangs up means `notifications/cancelled` too (contract section 8, J-01).
     pub cancels_on_disconnect: bool,
     /// The `notifications/cancelled` that a clock, a drain or a hang-up sends; none in modern and where it must not be sent.
@@ -43,6 +52,8 @@ pub struct Exchange {
     pub era: Era,
     /// Set for requests.
     pub request: Option<Request>,
+    /// Its claim, if it is a keyed call; settled when its end is known, at the latest with the exchange.
+    pub claim: Option<Claim>,
     /// Its place among what runs.
     pub entry: Option<Entry>,
     /// When its node was seen to be gone.
@@ -64,6 +75,7 @@ impl Exchange {
             route: None,
             era: Era::Legacy,
             request: None,
+            claim: None,
             entry: None,
             left: None,
             upstream_ended: false,
@@ -98,13 +110,22 @@ impl Exchange {
             Reason::MaxTimeout => (State::MaxTimeout, Outcome::MaxTimeout, None),
             Reason::Draining => (State::Cancelled, Outcome::Cancelled, Some(CancelledBy::Drain)),
             Reason::Killed => (State::Cancelled, Outcome::Cancelled, Some(CancelledBy::Admin)),
-            Reason::Policy => (State::Cancelled, Outcome::Cancelled, Some(CancelledBy::Policy)),
+            Reason::Policy if failure.effect == Effect::Unknown => {
+                (State::Cancelled, Outcome::Cancelled, Some(CancelledBy::Policy))
+            }
+            Reason::Policy | Reason::KeyMismatch | Reason::AlreadyDone | Reason::OutcomeUnknown => {
+                (State::Failed, Outcome::Refused, None)
+            }
+            Reason::LeaseLost => (State::Failed, Outcome::Failed, None),
             Reason::UpstreamUnreachable | Reason::UpstreamRefused | Reason::UpstreamFailed => {
                 (State::Failed, Outcome::Failed, None)
             }
         };
         if let Some(entry) = &self.entry {
             entry.running.terminal.end(state);
+        }
+        if let Some(claim) = self.claim.as_mut().filter(|_| failure.effect == Effect::NotSent) {
+            claim.ends(entry::State::NotSent);
         }
         let cancel = self.entry.as_ref().and_then(|entry| entry.running.cancelled());
         let record = &mut self.account.record;
@@ -180,6 +201,33 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         self.settle_cancelled();
     }
+}
+
+/// How a response ends a claim: the state, the result that commits, and the longest that it may be held (a task handle's own
+/// time).
+pub fn settlement(data: &Bytes, response: &Response) -> (entry::State, Option<Bytes>, Option<Duration>) {
+    let Some(result) = response.result.clone().filter(|_| !response.is_error) else {
+        return (entry::State::Failed, None, None);
+    };
+    match response.result_type.as_deref() {
+        Some("input_required") => (entry::State::Waiting, None, None),
+        kind => {
+            let result = data.slice(result);
+            let ttl = (kind == Some("task")).then(|| task_ttl(&result)).flatten();
+            (entry::State::Done, Some(result), ttl)
+        }
+    }
+}
+
+/// A task's own time, from its creation (SEP-2663); none: without end.
+fn task_ttl(result: &[u8]) -> Option<Duration> {
+    #[derive(serde::Deserialize)]
+    struct Task {
+        #[serde(rename = "ttlMs")]
+        ttl_ms: Option<f64>,
+    }
+    let task: Task = serde_json::from_slice(result).ok()?;
+    Duration::try_from_secs_f64(task.ttl_ms? / 1000.0).ok()
 }
 
 /// How a response counts in the log.

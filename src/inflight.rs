@@ -61,6 +61,7 @@ pub struct Running {
     /// When it began.
     pub started: Instant,
     answered: AtomicBool,
+    lease_lost: AtomicBool,
     phase: AtomicU8,
     waiter: Mutex<Option<Waker>>,
     cancel: Mutex<Option<(CancelledBy, Instant)>>,
@@ -82,6 +83,7 @@ impl Running {
             terminal: Terminal::new(),
             started: Instant::now(),
             answered: AtomicBool::new(false),
+            lease_lost: AtomicBool::new(false),
             phase: AtomicU8::new(RUNS),
             waiter: Mutex::new(None),
             cancel: Mutex::new(None),
@@ -115,6 +117,19 @@ impl Running {
     pub fn close(&self) {
         self.phase.fetch_max(CLOSED, Ordering::AcqRel);
         self.wake();
+    }
+
+    /// Its claim could not be renewed: it is closed before another attempt may begin, unless its answer came first.
+    pub fn lose_lease(&self) {
+        if !self.is_answered() && self.terminal.end(State::Failed) {
+            self.lease_lost.store(true, Ordering::Release);
+            self.close();
+        }
+    }
+
+    /// Whether [`Running::lose_lease`] closed it.
+    pub fn is_lease_lost(&self) -> bool {
+        self.lease_lost.load(Ordering::Acquire)
     }
 
     /// Who cancelled it, and when.
@@ -252,6 +267,11 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Where its id is unique.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
     /// The server asks the node something in the middle of this exchange (legacy): its idle clock stands still until
     /// the node's answer passes. Beyond the bound the clock is simply not stopped once more.
     pub fn server_asks(&self, id: Id) {

@@ -1,4 +1,589 @@
 //! The ledger: what is known of each keyed call, so that a second attempt is answered, resumed, held back or refused as
 //! contract section 7 says.
+//!
+//! [`entry`] decides, purely; the state store makes each decision one atomic step; this module holds what lives only as
+//! long as the process: claims, their leases, the results in memory, and the one task that settles what an exchange could
+//! not settle itself.
+//!
+//! A *claim* is an attempt's right to run. It is a lease: renewed while the attempt runs, so that a sidecar that died does
+//! not block its key for long. Dropped without an end it counts as unknown.
+//!
+//! The claim is not atomic with the upstream's effect: who closes that gap is said by the retry class.
 
 pub mod entry;
+pub mod results;
+mod settle;
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use hmac::{Hmac, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::{OnceCell, mpsc},
+    time::{self, Instant},
+};
+
+use self::{
+    entry::{Attempt, Entry, Go, Reached, Report, State, Verdict},
+    results::{Held, Results},
+    settle::Settle,
+};
+use crate::{
+    call::key::{Derivation, First, hex},
+    inflight::{Running, Scope},
+    message::{Era, Id},
+    store::{self, Name, Store, Table, View, Write, update_with},
+};
+
+/// How long a claim stands without renewal: a sidecar that died blocks its keys for no longer.
+const LEASE: Duration = Duration::from_secs(20);
+/// The same in milliseconds, as the store counts.
+pub const LEASE_MS: u64 = LEASE.as_millis() as u64;
+/// How often claims are renewed.
+const RENEWAL: Duration = Duration::from_secs(5);
+/// An attempt whose lease has less than this left and cannot be renewed is closed.
+const LAST_MOMENT: Duration = Duration::from_secs(4);
+/// A commit is awaited this long before the response is passed on all the same.
+const COMMIT: Duration = Duration::from_secs(1);
+/// Progress of a running attempt is stored at most this often.
+const REPORT: Duration = Duration::from_millis(250);
+/// Legacy calls whose stream ended with event ids, that wait for a resuming `GET`; the oldest are let go.
+const PARKED: usize = 10_000;
+
+/// Where committed results wait for a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Nowhere.
+    Off,
+    /// In this process.
+    Memory,
+    /// In the state store.
+    Store,
+}
+
+/// `[ledger]` of the configuration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where results wait.
+    pub results: Keep,
+    /// For how long.
+    pub ttl: Duration,
+    /// Bytes of one result; a larger one is not held.
+    pub max_result: usize,
+    /// Bytes of all results in memory.
+    pub max_total: usize,
+    /// How long marks and counters are kept.
+    pub keys_ttl: Duration,
+}
+
+/// One sidecar's ledger.
+#[derive(Debug)]
+pub struct Ledger {
+    store: Arc<dyn Store>,
+    settings: ArcSwap<Settings>,
+    results: Results,
+    secret: OnceCell<Secret>,
+    settling: mpsc::Sender<Settle>,
+    leases: Mutex<HashMap<String, Lease>>,
+    parked: Mutex<HashMap<(Scope, Id), Parked>>,
+    away: AtomicBool,
+}
+
+/// What all that share the store share.
+#[derive(Debug)]
+struct Secret {
+    key: [u8; 32],
+    tag: String,
+}
+
+#[derive(Debug)]
+struct Lease {
+    name: Name,
+    until: Instant,
+    running: Option<Arc<Running>>,
+}
+
+#[derive(Debug)]
+struct Parked {
+    claim: Claim,
+    until: Instant,
+}
+
+/// What became of an attempt that asked to run.
+#[derive(Debug)]
+pub enum Claimed {
+    /// It runs.
+    Run(Claim, Go),
+    /// The committed result, as the upstream wrote it.
+    Replay(Bytes),
+    /// It does not run.
+    Refused(Verdict),
+}
+
+/// A result as the store keeps it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    principal: String,
+    modern: bool,
+    result: String,
+}
+
+/// An ordinal that is counted up.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Counter {
+    n: u64,
+}
+
+impl Ledger {
+    /// A ledger on this store; starts its task. The store may be away.
+    pub fn start(store: Arc<dyn Store>, settings: Settings) -> Arc<Self> {
+        let (settling, settles) = mpsc::channel(settle::QUEUE);
+        let ledger = Arc::new(Self {
+            store,
+            settings: ArcSwap::from_pointee(settings),
+            results: Results::default(),
+            secret: OnceCell::new(),
+            settling,
+            leases: Mutex::default(),
+            parked: Mutex::default(),
+            away: AtomicBool::new(false),
+        });
+        tokio::spawn(settle::run(Arc::downgrade(&ledger), settles));
+        tokio::spawn(settle::renew(Arc::downgrade(&ledger)));
+        ledger
+    }
+
+    /// Takes new settings.
+    pub fn reload(&self, settings: Settings) {
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// The store behind it.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// What must be the same for all that share the store: made once, by whoever comes first.
+    async fn secret(&self) -> Result<&Secret, store::Error> {
+        self.secret
+            .get_or_try_init(|| async {
+                let fresh = fresh_secret();
+                let names = vec![Name::new(Table::Secrets, "principal")];
+                let key = update_with(&*self.store, names, move |view: &View<'_>| {
+                    match view
+                        .records
+                        .first()
+                        .copied()
+                        .flatten()
+                        .and_then(|held| <[u8; 32]>::try_from(held).ok())
+                    {
+                        Some(held) => (vec![Write::Keep], held),
+                        None => (vec![Write::Put { value: fresh.to_vec(), expires: None }], fresh),
+                    }
+                })
+                .await?;
+                let tag = keyed(&key, b"tag")[..8].to_owned();
+                Ok(Secret { key, tag })
+            })
+            .await
+    }
+
+    /// Whose a call is: a keyed hash of the `Authorization` that the node sent, none being one too.
+    ///
+    /// # Errors
+    ///
+    /// The store is away, and was when the process began.
+    pub async fn principal(&self, authorization: Option<&[u8]>) -> Result<String, store::Error> {
+        let secret = self.watch(self.secret().await)?;
+        Ok(match authorization {
+            Some(value) => keyed(&secret.key, &[b"authorization ", value].concat()),
+            None => keyed(&secret.key, b"none"),
+        })
+    }
+
+    /// A progress token that no client has, and that every sidecar on this store knows for one of theirs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::principal`].
+    pub async fn progress_token(&self) -> Result<String, store::Error> {
+        let tag = &self.watch(self.secret().await)?.tag;
+        Ok(format!("{TOKEN_PREFIX}{tag}/{:032x}", fastrand::u128(..)))
+    }
+
+    /// Whether a progress token is one that a sidecar on this store added.
+    pub fn is_own_token(&self, token: &Id) -> bool {
+        let Some(secret) = self.secret.get() else { return false };
+        token.has_prefix(&format!("{TOKEN_PREFIX}{}/", secret.tag))
+    }
+
+    /// The key of a call, as its derivation says; what must be fixed or counted is, in one atomic step.
+    ///
+    /// # Errors
+    ///
+    /// The store is away or has no room.
+    pub async fn key(&self, upstream: &str, derivation: Derivation) -> Result<Option<String>, store::Error> {
+        let (activity, first) = match derivation {
+            Derivation::None => return Ok(None),
+            Derivation::Known { key, .. } => return Ok(Some(key)),
+            Derivation::Activity { activity, first } => (activity, first),
+        };
+        let mut names = vec![Name::new(Table::Counters, format!("a\u{1}{upstream}\u{1}{activity}"))];
+        if let First::Counted { series, .. } = &first {
+            names.push(Name::new(Table::Counters, format!("k\u{1}{upstream}\u{1}{series}")));
+        }
+        let ttl = millis(self.settings.load().keys_ttl);
+        let fixed = update_with(&*self.store, names, move |view: &View<'_>| fix(view, &first, ttl)).await;
+        self.watch(fixed)?
+            .map(Some)
+            .ok_or(store::Error::Unavailable("there is no room for another counter".into()))
+    }
+
+    /// Claims a key for an attempt: claim, mismatch check and state are one atomic step.
+    ///
+    /// # Errors
+    ///
+    /// The store is away: nothing may be sent.
+    pub async fn claim(
+        self: &Arc<Self>,
+        upstream: &str,
+        key: &str,
+        attempt: Attempt,
+        running: Option<Arc<Running>>,
+    ) -> Result<Claimed, store::Error> {
+        let name = Name::new(Table::Keys, format!("{upstream}\u{1}{}", short(key)));
+        let settings = self.settings.load();
+        let in_memory = (settings.results == Keep::Memory)
+            .then(|| self.results.get(&name.key))
+            .flatten()
+            .filter(|held| held.is_for(&attempt.principal, attempt.era));
+        let mut names = vec![name.clone()];
+        if settings.results == Keep::Store {
+            names.push(Name::new(Table::Results, name.key.clone()));
+        }
+        let ttl = millis(settings.keys_ttl);
+        let asked = attempt.clone();
+        let held = in_memory.is_some();
+        let (verdict, stored) = self.watch(
+            update_with(&*self.store, names, move |view: &View<'_>| decide(view, &asked, held, ttl)).await,
+        )?;
+        Ok(match verdict {
+            Verdict::Run(go) => Claimed::Run(self.enter(name, attempt, running), go),
+            Verdict::Replay => match in_memory.map(|held| held.result).or(stored) {
+                Some(result) => Claimed::Replay(result),
+                None => Claimed::Refused(Verdict::Busy),
+            },
+            refused => Claimed::Refused(refused),
+        })
+    }
+
+    fn enter(self: &Arc<Self>, name: Name, attempt: Attempt, running: Option<Arc<Running>>) -> Claim {
+        let lease = Lease { name: name.clone(), until: Instant::now() + LEASE, running };
+        self.leases().insert(attempt.owner.clone(), lease);
+        Claim {
+            ledger: self.clone(),
+            name,
+            owner: attempt.owner,
+            principal: attempt.principal,
+            era: attempt.era,
+            report: Report::default(),
+            stored: None,
+            ends: State::Unknown,
+            finishing: None,
+            settled: false,
+        }
+    }
+
+    /// Whether the store answers; what the log says when that changes.
+    fn watch<T>(&self, result: Result<T, store::Error>) -> Result<T, store::Error> {
+        let away = matches!(result, Err(store::Error::Unavailable(_)));
+        if self.away.swap(away, Ordering::Relaxed) != away {
+            match &result {
+                Err(error) => tracing::error!(%error, "the state store is away: calls that need it are busy"),
+                Ok(_) => tracing::info!("the state store is back"),
+            }
+        }
+        result
+    }
+
+    /// Keeps a legacy call's claim after its stream ended with event ids: its response may still come on a `GET` of that
+    /// session.
+    pub fn park(&self, scope: Scope, id: Id, claim: Claim, until: Instant) {
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        if parked.len() >= PARKED {
+            let oldest = parked.iter().min_by_key(|(_, one)| one.until).map(|(name, _)| name.clone());
+            if let Some(oldest) = oldest {
+                parked.remove(&oldest);
+            }
+        }
+        parked.insert((scope, id), Parked { claim, until });
+    }
+
+    /// The claim of a parked call: its response came, or it was cancelled.
+    pub fn unpark(&self, scope: &Scope, id: &Id) -> Option<Claim> {
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        if parked.is_empty() {
+            return None;
+        }
+        parked.remove(&(scope.clone(), id.clone())).map(|parked| parked.claim)
+    }
+
+    fn leases(&self) -> std::sync::MutexGuard<'_, HashMap<String, Lease>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unlease(&self, owner: &str) {
+        self.leases().remove(owner);
+    }
+
+    /// Writes the end of an attempt. `Ok` also where the attempt has no say any more.
+    async fn finish(&self, end: &Finish) -> Result<(), store::Error> {
+        let settings = self.settings.load();
+        let ttl = millis(settings.keys_ttl);
+        let mut names = vec![end.name.clone()];
+        let result = end.result.as_ref().filter(|held| held.result.len() <= settings.max_result);
+        let hold = end.ttl.map_or(settings.ttl, |ttl| ttl.min(settings.ttl));
+        let stored = result.filter(|_| settings.results == Keep::Store).and_then(|held| {
+            let modern = held.era == Era::Modern;
+            let result = String::from_utf8(held.result.to_vec()).ok()?;
+            serde_json::to_vec(&Stored { principal: held.principal.clone(), modern, result }).ok()
+        });
+        if stored.is_some() {
+            names.push(Name::new(Table::Results, end.name.key.clone()));
+        }
+        let (owner, state, report) = (end.owner.clone(), end.state, end.report.clone());
+        let hold_ms = millis(hold);
+        let written = update_with(&*self.store, names, move |view: &View<'_>| {
+            let next = entry_of(view).and_then(|entry| entry.finished(&owner, state, &report));
+            let writes = [
+                put(next.as_ref(), view.now + ttl),
+                match (&next, &stored) {
+                    (Some(_), Some(stored)) => {
+                        Write::Put { value: stored.clone(), expires: Some(view.now + hold_ms) }
+                    }
+                    _ => Write::Keep,
+                },
+            ];
+            (writes[..view.records.len()].to_vec(), next.is_some())
+        })
+        .await;
+        let stands = self.watch(written)?;
+        if let (true, Keep::Memory, Some(held)) = (stands, settings.results, result) {
+            self.results.hold(&end.name.key, held.clone(), hold, settings.max_total);
+        }
+        Ok(())
+    }
+}
+
+/// What all tokens of ours begin with.
+const TOKEN_PREFIX: &str = "mcp-sidecar/";
+
+/// An attempt's right to run, and what it reports. Dropped without an end it counts as unknown.
+#[derive(Debug)]
+pub struct Claim {
+    ledger: Arc<Ledger>,
+    name: Name,
+    owner: String,
+    principal: String,
+    era: Era,
+    report: Report,
+    stored: Option<Instant>,
+    ends: State,
+    /// The end that is being written: what a drop in the middle of it hands over.
+    finishing: Option<Finish>,
+    settled: bool,
+}
+
+/// The end of an attempt, ready to be written.
+#[derive(Clone, Debug)]
+struct Finish {
+    name: Name,
+    owner: String,
+    state: State,
+    report: Report,
+    result: Option<Held>,
+    /// A task handle is held no longer than its own time.
+    ttl: Option<Duration>,
+}
+
+impl Claim {
+    /// Takes one progress notification; stores it now and then.
+    pub fn progress(&mut self, progress: f64, total: Option<f64>, token: Option<&str>) {
+        self.report.take(Reached { progress, total }, token, &self.principal);
+        if self.stored.is_none_or(|at| at.elapsed() >= REPORT) {
+            self.stored = Some(Instant::now());
+            let (name, owner, report) = (self.name.clone(), self.owner.clone(), self.report.clone());
+            // What a full queue loses is written with the end.
+            let _ = self.ledger.settling.try_send(Settle::Report { name, owner, report });
+        }
+    }
+
+    /// How the attempt stands if it is dropped now.
+    pub fn ends(&mut self, state: State) {
+        self.ends = state;
+    }
+
+    /// The attempt has its answer. Returns when that is written, or after a moment, in which case it is written later: the
+    /// answer goes out in any case. `result`: the bytes of a result that commits.
+    pub async fn finish(mut self, state: State, result: Option<Bytes>, ttl: Option<Duration>) {
+        let held = result.map(|result| Held { result, principal: self.principal.clone(), era: self.era });
+        let finish = self.finishes(state, held, ttl);
+        self.finishing = Some(finish.clone());
+        let error = match time::timeout(COMMIT, self.ledger.finish(&finish)).await {
+            Ok(Ok(())) => {
+                self.settled = true;
+                return self.ledger.unlease(&self.owner);
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the state store is slow".to_owned(),
+        };
+        tracing::error!(
+            error,
+            reason = "commit_failed",
+            "the end of a call is not stored yet, it is tried again"
+        );
+    }
+
+    fn finishes(&self, state: State, result: Option<Held>, ttl: Option<Duration>) -> Finish {
+        Finish {
+            name: self.name.clone(),
+            owner: self.owner.clone(),
+            state,
+            report: self.report.clone(),
+            result,
+            ttl,
+        }
+    }
+
+    /// Hands the end to the settling task. If that is full the lease runs out by itself.
+    fn hand_over(&self, finish: Finish) {
+        if self.ledger.settling.try_send(Settle::Finish(finish)).is_err() {
+            tracing::error!(reason = "commit_failed", "too many calls wait for the state store");
+            self.ledger.unlease(&self.owner);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.settled {
+            let finish = self.finishing.take().unwrap_or_else(|| self.finishes(self.ends, None, None));
+            self.hand_over(finish);
+        }
+    }
+}
+
+/// One step of [`Ledger::key`]: the activity's key as it is fixed, or the first one, counted if need be. `None`: no room.
+fn fix(view: &View<'_>, first: &First, ttl: u64) -> (Vec<Write>, Option<String>) {
+    let keep = vec![Write::Keep; view.records.len()];
+    let expires = Some(view.now + ttl);
+    if let Some(key) = view.records.first().copied().flatten() {
+        // Renewed, so that it lives as long as its call goes on.
+        let mut writes = keep;
+        writes[0] = Write::Put { value: key.to_vec(), expires };
+        return (writes, String::from_utf8(key.to_vec()).ok());
+    }
+    if !(view.room)(Table::Counters) {
+        return (keep, None);
+    }
+    match first {
+        First::Key(key) => (vec![Write::Put { value: key.clone().into_bytes(), expires }], Some(key.clone())),
+        First::Counted { prefix, .. } => {
+            let counter = view.records.get(1).copied().flatten();
+            let counted = counter.and_then(|held| serde_json::from_slice::<Counter>(held).ok());
+            let n = counted.unwrap_or_default().n + 1;
+            let key = format!("{prefix}{n}");
+            let counter = serde_json::to_vec(&Counter { n }).unwrap_or_default();
+            let writes = vec![
+                Write::Put { value: key.clone().into_bytes(), expires },
+                Write::Put { value: counter, expires },
+            ];
+            (writes, Some(key))
+        }
+    }
+}
+
+/// One step of [`Ledger::claim`].
+fn decide(
+    view: &View<'_>,
+    attempt: &Attempt,
+    in_memory: bool,
+    ttl: u64,
+) -> (Vec<Write>, (Verdict, Option<Bytes>)) {
+    let stored = view
+        .records
+        .get(1)
+        .copied()
+        .flatten()
+        .and_then(|held| serde_json::from_slice::<Stored>(held).ok())
+        .filter(|held| held.principal == attempt.principal && held.modern == (attempt.era == Era::Modern));
+    let held = in_memory || stored.is_some();
+    let entry = entry_of(view);
+    let (verdict, next) = entry::claim(entry.as_ref(), attempt, view.now, (view.room)(Table::Keys), held);
+    let mut writes = vec![Write::Keep; view.records.len()];
+    writes[0] = put(next.as_ref(), view.now + ttl);
+    (writes, (verdict, stored.map(|held| held.result.into())))
+}
+
+fn entry_of(view: &View<'_>) -> Option<Entry> {
+    serde_json::from_slice(view.records.first().copied().flatten()?).ok()
+}
+
+/// A key as the store knows it: a very long one by its hash.
+fn short(key: &str) -> Cow<'_, str> {
+    if key.len() <= LONG_KEY { key.into() } else { format!("\u{1}{}", hex(&Sha256::digest(key))).into() }
+}
+
+/// Longer keys are not stored in full.
+const LONG_KEY: usize = 1024;
+
+/// Written as it is from now on; nothing: as it was.
+fn put(entry: Option<&Entry>, expires: u64) -> Write {
+    match entry.and_then(|entry| serde_json::to_vec(entry).ok()) {
+        Some(value) => Write::Put { value, expires: Some(expires) },
+        None => Write::Keep,
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
+}
+
+/// HMAC-SHA256, 32 hex digits of it.
+fn keyed(key: &[u8; 32], message: &[u8]) -> String {
+    let mut mac = match Hmac::<Sha256>::new_from_slice(key) {
+        Ok(mac) => mac,
+        // A key of any length fits.
+        Err(_) => return String::new(),
+    };
+    mac.update(message);
+    hex(&mac.finalize().into_bytes()[..16])
+}
+
+/// A token that only one attempt has.
+pub fn owner() -> String {
+    STANDARD.encode(fastrand::u128(..).to_le_bytes())
+}
+
+/// 32 bytes from the TLS provider's generator: they key hashes of credentials.
+fn fresh_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    let filled = rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut secret);
+    if filled.is_err() {
+        // It fails only where the system has no randomness at all; the process-wide generator was seeded from the same.
+        fastrand::Rng::new().fill(&mut secret);
+    }
+    secret
+}

@@ -101,6 +101,8 @@ pub struct MetaObject {
     pub client: Option<String>,
     /// `progressToken`, if it is a string or a number.
     pub progress_token: Option<Id>,
+    /// `progressToken` is there, whatever it is.
+    pub has_progress_token: bool,
     /// `traceparent`, if it is a string.
     pub traceparent: Option<String>,
     /// Every member whose key begins with `oz0/`: where its value lies.

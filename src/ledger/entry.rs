@@ -99,6 +99,8 @@ pub struct Attempt {
     pub read_only: bool,
     /// The tool was seen in a listing, or the configuration names it.
     pub listed: bool,
+    /// The tool is not the one that was approved: only a first attempt may be sent.
+    pub changed: bool,
     /// The node's own count of attempts.
     pub number: Option<u64>,
     /// It goes on with an MRTR exchange: no new attempt.
@@ -112,6 +114,8 @@ pub struct Attempt {
 pub enum Verdict {
     /// Send it.
     Run(Go),
+    /// The tool has changed since it was approved, and this is no first attempt.
+    Changed,
     /// The same key stands for another call.
     Mismatch,
     /// Another attempt runs under the key, or there is no room for a new key: busy.
@@ -149,6 +153,9 @@ pub fn claim(
     room: bool,
     held: bool,
 ) -> (Verdict, Option<Entry>) {
+    if attempt.changed && (entry.is_some() || attempt.number.is_some_and(|number| number >= 2)) {
+        return (Verdict::Changed, None);
+    }
     let Some(entry) = entry else {
         if !room {
             return (Verdict::Busy, None);

@@ -198,7 +198,10 @@ fn meta(scan: &mut Scan<'_>, repeated: &mut Option<String>) -> Result<Meta, Bad>
             note(repeated, &text);
         }
         match &*text {
-            b"progressToken" => meta.progress_token = Id::next(scan)?,
+            b"progressToken" => {
+                meta.has_progress_token = true;
+                meta.progress_token = Id::next(scan)?;
+            }
             b"traceparent" => meta.traceparent = decoded(scan)?,
             key if key == VERSION.as_bytes() => meta.protocol_version = decoded(scan)?,
             key if key == CLIENT.as_bytes() => meta.client = client(scan)?,

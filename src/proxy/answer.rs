@@ -22,6 +22,7 @@ use crate::{
     exchange::{self, Exchange},
     headers,
     inflight::Sort,
+    ledger::entry::State,
     limits::Held,
     message::{
         Era,
@@ -164,6 +165,12 @@ impl Sidecar {
             }
             _ => bytes,
         };
+        if let Some(claim) = turn.exchange.claim.take()
+            && let Some(Answer::Response(response)) = answer::look(&bytes)
+        {
+            let (state, result, ttl) = exchange::settlement(&bytes, &response);
+            claim.finish(state, result, ttl).await;
+        }
         if !bytes.is_empty() {
             turn.exchange.account.record.stream = Some(Stream::Json);
         }
@@ -190,6 +197,9 @@ impl Sidecar {
             return None;
         }
         let status = response.status().as_u16();
+        if let Some(claim) = &mut turn.exchange.claim {
+            claim.ends(if status == 429 { State::Busy } else { State::BusyUnavailable });
+        }
         let said = Busy { upstream: &turn.route.name, status: Some(status), retry_after: wait.as_deref() };
         let body = busy_body(&said, asked, turn.exchange.era);
         turn.exchange.answered();
@@ -456,6 +466,10 @@ fn pass_through(
     clocks: Clocks,
 ) -> Response<Body> {
     turn.exchange.account.record.status = Some(head.status.as_u16());
+    if let Some(claim) = &mut turn.exchange.claim {
+        let unsure = head.status.is_server_error() || head.status.is_success();
+        claim.ends(if unsure { State::Unknown } else { State::Failed });
+    }
     let never_sent = turn.parts.method == Method::HEAD;
     let outcome = by_status(head.status);
     let mut response =

@@ -4,21 +4,23 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use tokio::time::{self, Instant};
+use tokio::time::{self, Duration, Instant};
 
 use super::{
     LegacyDisconnect, Sidecar, Turn, admit,
     forward::{Outgoing, TRACEPARENT},
+    keyed::{Going, OWN_CALL},
     refuse,
 };
 use crate::{
     account::{self, CancelledBy, Outcome},
     busy::{self, Busy},
     cancel::Notice,
-    error::Refusal,
+    error::{Failure, Reason, Refusal},
     exchange::Request,
     headers,
     inflight::{Scope, Sort},
+    ledger::entry::State,
     message::{self, Era, Id, Kind, Message, Meta, splice},
     relay::{Body, clocks::Clocks, held},
 };
@@ -28,10 +30,8 @@ const CALL: &str = "tools/call";
 const LISTEN: &str = "subscriptions/listen";
 const CANCELLED: &str = "notifications/cancelled";
 
-/// The sidecar's own member of `_meta`: consumed here (contract section 6).
-const OWN_CALL: &str = "oz0/call";
 /// The idempotency key, as a node puts it there.
-const KEY: &str = "oz0/idempotency_key";
+pub(super) const KEY: &str = "oz0/idempotency_key";
 
 /// Notifications and responses that travel on although their node has hung up, at once.
 const DETACHED: usize = 4096;
@@ -56,6 +56,8 @@ pub(super) struct Asked {
     /// The answer may be told as JSON.
     pub(super) accepts_json: bool,
     pub(super) scope: Scope,
+    /// The idle timeout that the clocks were made with.
+    pub(super) idle: Option<Duration>,
     pub(super) clocks: Clocks,
 }
 
@@ -72,6 +74,7 @@ impl Asked {
             known: true,
             accepts_json: true,
             scope,
+            idle: None,
             clocks,
         }
     }
@@ -156,14 +159,24 @@ impl Sidecar {
             _ => None,
         };
         let parent = trace(&mut turn, meta);
-        let spliced = if asked.call && asked.known {
-            prepare(&mut turn, message, body, parent.as_deref())
-        } else {
-            body.clone()
-        };
-        let outgoing = self.outgoing(&turn, spliced, true);
+        let mut outgoing = self.outgoing(&turn, body.clone(), true);
         self.enter(&mut turn, message, &mut asked, &outgoing);
-        self.forward(turn, asked, outgoing).await
+        if let Some(denied) = denied(&turn, message) {
+            return self.failed(turn.exchange, &asked, &denied);
+        }
+        if !asked.call || !asked.known {
+            return self.forward(turn, asked, outgoing).await;
+        }
+        let (turn, mut going) = match self.keyed(turn, message, body, &mut asked).await {
+            Ok(keyed) => keyed,
+            Err(stopped) => return *stopped,
+        };
+        let parent = parent.map(|parent| format!("\"{parent}\""));
+        going.add.extend(parent.map(|parent| (TRACEPARENT, parent)));
+        prepare(&turn, message, &going, &mut outgoing);
+        let mut response = self.forward(turn, asked, outgoing).await;
+        response.headers_mut().extend(going.answer);
+        response
     }
 
     /// Takes the request's place under the limits; none are given to new requests while a drain goes on.
@@ -186,8 +199,13 @@ impl Sidecar {
     }
 
     /// The sidecar's own limit, or a drain: nothing was made (contract section 4).
-    fn too_many(&self, mut turn: Turn, asked: &Asked) -> Response<Body> {
-        turn.exchange.account.record.reason = self.is_draining().then_some("draining");
+    pub(super) fn too_many(&self, mut turn: Turn, asked: &Asked) -> Response<Body> {
+        if self.is_draining() {
+            turn.exchange.account.record.reason = Some(Reason::Draining.name());
+        }
+        if let Some(claim) = &mut turn.exchange.claim {
+            claim.ends(State::NotSent);
+        }
         if asked.converts {
             let busy = Busy { upstream: &turn.route.name, status: None, retry_after: Some("1") };
             let body = busy_body(&busy, asked, turn.exchange.era);
@@ -216,11 +234,10 @@ impl Sidecar {
             Meta::Object(meta) => Some(meta),
             _ => None,
         };
-        let keyed = meta.is_some_and(|meta| meta.oz0.contains_key(KEY));
         let legacy = era == Era::Legacy && sort == Sort::Request && asked.known;
         let wanted = match turn.route.legacy_disconnect {
-            LegacyDisconnect::Auto => asked.call && keyed,
-            LegacyDisconnect::Close => false,
+            // `auto` is decided with the key.
+            LegacyDisconnect::Auto | LegacyDisconnect::Close => false,
             LegacyDisconnect::Cancel => true,
         };
         let notice = message.id.clone().filter(|_| legacy).map(|id| Notice {
@@ -230,13 +247,15 @@ impl Sidecar {
             id,
             scope: asked.scope.clone(),
             event_ids: Vec::new(),
-            retry: time::Duration::ZERO,
+            retry: Duration::ZERO,
             now: false,
         });
         turn.exchange.request = Some(Request {
             id: message.id.clone(),
             call: asked.call,
             progress_token: meta.and_then(|meta| meta.progress_token.clone()),
+            added_token: None,
+            resumable: false,
             cancels_on_disconnect: legacy && wanted && method != "ping" && !method.starts_with("tasks/"),
             notice,
         });
@@ -251,7 +270,11 @@ impl Sidecar {
         body: Bytes,
         scope: Scope,
     ) -> Response<Body> {
-        let found = message.params.request_id.as_ref().and_then(|id| self.registry.find(&scope, id));
+        let named = message.params.request_id.as_ref();
+        if let Some(mut claim) = named.and_then(|id| self.ledger.unpark(&scope, id)) {
+            claim.ends(State::Unknown);
+        }
+        let found = named.and_then(|id| self.registry.find(&scope, id));
         let target = found
             .filter(|running| running.sort != Sort::Uncancellable)
             .filter(|running| running.cancel(CancelledBy::Notification));
@@ -336,6 +359,7 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
         known: !message::revision_unknown(message, version(turn)),
         accepts_json: headers::accepts(&turn.parts.headers, "application/json"),
         scope,
+        idle,
         clocks: Clocks::new(Instant::now(), idle, max),
     }
 }
@@ -374,18 +398,39 @@ fn notice_headers(outgoing: &Outgoing) -> http::HeaderMap {
     headers
 }
 
-/// The call's body as it goes upstream: the sidecar's own member is cut out, and the trace is added where it is missing.
-fn prepare(turn: &mut Turn, message: &Message, body: &Bytes, parent: Option<&str>) -> Bytes {
-    if headers::is_signed(&turn.parts.headers) {
-        return body.clone();
+/// The call as it goes upstream: the sidecar's own member is cut out of its `_meta`, and what it goes with is put in.
+fn prepare(turn: &Turn, message: &Message, going: &Going, outgoing: &mut Outgoing) {
+    if let Some(key) = going.key.as_ref().filter(|_| turn.route.idempotency_header)
+        && !outgoing.headers.contains_key("idempotency-key")
+        && let Some(value) = sf_string(key)
+    {
+        outgoing.headers.insert("idempotency-key", value);
     }
-    let parent = parent.map(|parent| format!("\"{parent}\""));
-    let add: Vec<(&str, &str)> = parent.iter().map(|parent| (TRACEPARENT, parent.as_str())).collect();
-    let spliced = splice::meta(body, message, &add, &[OWN_CALL]);
-    if spliced != *body {
-        headers::shed_digests(&mut turn.parts.headers);
+    if headers::is_signed(&outgoing.headers) {
+        return;
     }
-    spliced
+    let add: Vec<(&str, &str)> = going.add.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let spliced = splice::meta(&outgoing.body, message, &add, &[OWN_CALL]);
+    if spliced != outgoing.body {
+        headers::shed_digests(&mut outgoing.headers);
+        outgoing.body = spliced;
+    }
+}
+
+/// RFC 8941 § 3.3.3; `None` for what no sf-string can hold.
+fn sf_string(text: &str) -> Option<HeaderValue> {
+    let plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
+    plain.then(|| {
+        HeaderValue::try_from(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))).ok()
+    })?
+}
+
+/// A batch with a denied tool is refused whole.
+fn denied(turn: &Turn, message: &Message) -> Option<Failure> {
+    let tools = message.batch.iter().filter(|one| one.is_call()).filter_map(|one| one.params.name.as_deref());
+    let denied = tools.into_iter().any(|tool| !turn.route.policy.allows(tool));
+    denied
+        .then(|| Failure::not_sent(Reason::Policy, "the batch holds a tool that the sidecar's policy denies"))
 }
 
 /// The trace of an exchange: from the node's header, else from `_meta`, else made; the header goes upstream (W3C Trace

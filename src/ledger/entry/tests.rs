@@ -12,6 +12,7 @@ fn attempt(owner: &str) -> Attempt {
         class: RetryClass::Conditional,
         read_only: false,
         listed: true,
+        changed: false,
         number: None,
         leg: false,
         lease: LEASE,
@@ -228,4 +229,14 @@ fn tokens_are_bounded_in_length_and_letters() {
     for bad in ["", " ", "a b", "é", "a\n", &"x".repeat(257)] {
         assert!(!is_token(bad), "{bad:?}");
     }
+}
+
+#[test]
+fn a_changed_tool_gets_a_first_attempt_and_no_other() {
+    let changed = Attempt { changed: true, ..attempt("b") };
+    assert!(matches!(claim(None, &changed, 0, true, false).0, Verdict::Run(_)));
+    assert_eq!(verdict(&ended(State::Failed), &changed, false), Verdict::Changed);
+    assert_eq!(verdict(&ended(State::Done), &changed, true), Verdict::Changed);
+    let second = Attempt { number: Some(2), ..changed };
+    assert_eq!(claim(None, &second, 0, true, false).0, Verdict::Changed);
 }

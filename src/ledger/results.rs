@@ -1,0 +1,147 @@
+//! Committed results that wait in memory for a replay: bounded in bytes and age, the oldest go first.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::message::Era;
+
+/// A committed result, as the upstream wrote it.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The value of `result`.
+    pub result: Bytes,
+    /// Who may have it again: a keyed hash of the node's credential.
+    pub principal: String,
+    /// The era it was made for.
+    pub era: Era,
+}
+
+impl Held {
+    /// Whether it may be replayed to this principal in this era.
+    pub fn is_for(&self, principal: &str, era: Era) -> bool {
+        self.principal == principal && self.era == era
+    }
+}
+
+/// The results held in memory.
+#[derive(Debug, Default)]
+pub struct Results {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    held: HashMap<String, (Held, Instant, u64)>,
+    /// Names in the order they came, with the serial that tells whether an entry is still the one that was meant.
+    order: VecDeque<(String, u64)>,
+    bytes: usize,
+    serial: u64,
+}
+
+impl Table {
+    fn remove(&mut self, name: &str) {
+        if let Some((held, ..)) = self.held.remove(name) {
+            self.bytes -= size(name, &held);
+        }
+    }
+}
+
+fn size(name: &str, held: &Held) -> usize {
+    name.len() + held.result.len() + held.principal.len()
+}
+
+impl Results {
+    /// Holds a result for `ttl`, within `max_total` bytes for all.
+    pub fn hold(&self, name: &str, held: Held, ttl: Duration, max_total: usize) {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.remove(name);
+        table.serial += 1;
+        let serial = table.serial;
+        table.bytes += size(name, &held);
+        table.held.insert(name.to_owned(), (held, Instant::now() + ttl, serial));
+        table.order.push_back((name.to_owned(), serial));
+        let now = Instant::now();
+        while let Some((oldest, serial)) = table.order.front() {
+            let current = table.held.get(oldest).filter(|(_, _, current)| current == serial);
+            let gone = current.is_none_or(|(_, until, _)| *until <= now);
+            if !gone && table.bytes <= max_total {
+                break;
+            }
+            let is_current = current.is_some();
+            if let Some((oldest, _)) = table.order.pop_front()
+                && is_current
+            {
+                table.remove(&oldest);
+            }
+        }
+    }
+
+    /// The result under a name, if it is still held.
+    pub fn get(&self, name: &str) -> Option<Held> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let (held, until, _) = table.held.get(name)?;
+        (*until > Instant::now()).then(|| held.clone())
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(text: &str) -> Held {
+        Held { result: Bytes::copy_from_slice(text.as_bytes()), principal: "p".into(), era: Era::Modern }
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_result_is_held_until_its_time_is_over() {
+        let results = Results::default();
+        results.hold("a", held("{}"), Duration::from_secs(1), 1000);
+        assert_eq!(results.get("a").unwrap().result, "{}");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(results.get("a").is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beyond_the_bound_the_oldest_go() {
+        let results = Results::default();
+        for name in ["a", "b", "c"] {
+            results.hold(name, held("0123456789"), LONG, 30);
+        }
+        assert!(results.get("a").is_none());
+        assert!(results.get("b").is_some() && results.get("c").is_some());
+        assert!(results.bytes() <= 30);
+        results.hold("b", held("x"), LONG, 30);
+        results.hold("d", held("0123456789"), LONG, 30);
+        // "b" was made anew after "c".
+        assert!(results.get("c").is_none());
+        assert_eq!(results.get("b").unwrap().result, "x");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_larger_than_all_is_not_held() {
+        let results = Results::default();
+        results.hold("a", held(&"x".repeat(100)), LONG, 30);
+        assert!(results.get("a").is_none());
+        assert_eq!(results.bytes(), 0);
+    }
+
+    #[test]
+    fn a_result_is_for_its_principal_and_era_alone() {
+        assert!(held("").is_for("p", Era::Modern));
+        assert!(!held("").is_for("q", Era::Modern));
+        assert!(!held("").is_for("p", Era::Legacy));
+    }
+}

@@ -1,0 +1,315 @@
+//! A single `tools/call` as contract sections 5 to 7 see it: its identity, its key, its claim, and what goes into its
+//! `_meta`.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response};
+use tokio::time::Instant;
+
+use super::{
+    LegacyDisconnect, Sidecar, Turn,
+    post::{Asked, KEY},
+    refuse,
+};
+use crate::{
+    account::Outcome,
+    call::{
+        identity::Identity,
+        key::{self, header_value},
+    },
+    error::{Effect, Failure, INVALID_REQUEST, Reason, Refusal},
+    headers,
+    ledger::{
+        self, Claimed, Ledger,
+        entry::{Attempt, Verdict, resume_text},
+    },
+    listing::{Known, RetryClass},
+    message::{Era, Message, Meta, MetaObject},
+    relay::{Body, clocks},
+    store,
+};
+
+/// The key, as answered to the node.
+const KEY_HEADER: HeaderName = HeaderName::from_static("oz0-idempotency-key");
+/// How an attempt of 2 and up began.
+const RESUME_HEADER: HeaderName = HeaderName::from_static("oz0-resume");
+/// The resume token and its progress, into a call.
+const RESUME: &str = "oz0/resume";
+/// The sidecar's own object, consumed here.
+pub(super) const OWN_CALL: &str = "oz0/call";
+/// Arguments from here on are canonicalised off the async threads.
+const LARGE: usize = 128 * 1024;
+
+/// What a call goes upstream with, beyond what the node sent.
+#[derive(Debug, Default)]
+pub(super) struct Going {
+    /// Members for `params._meta`: key and raw JSON value.
+    pub(super) add: Vec<(&'static str, String)>,
+    /// The key, for the `Idempotency-Key` header.
+    pub(super) key: Option<String>,
+    /// Headers of the answer to the node, whatever it is.
+    pub(super) answer: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// Why a call does not go upstream: the answer that the node gets.
+type Stopped = Box<Response<Body>>;
+
+impl Sidecar {
+    /// Everything that happens to a call before it is sent. What stops it is answered.
+    pub(super) async fn keyed(
+        &self,
+        mut turn: Turn,
+        message: &Message,
+        body: &Bytes,
+        asked: &mut Asked,
+    ) -> Result<(Turn, Going), Stopped> {
+        let tool = message.params.name.as_deref().unwrap_or_default();
+        let meta = match &message.params.meta {
+            Meta::Object(meta) => Some(meta),
+            _ => None,
+        };
+        let raw = |meta: &MetaObject, key: &str| meta.oz0.get(key).map(|at| body.slice(at.clone()));
+        let own = meta.and_then(|meta| raw(meta, KEY));
+        let said = meta.and_then(|meta| raw(meta, OWN_CALL));
+        let own = match own.as_deref().map(serde_json::from_slice::<String>) {
+            None => None,
+            Some(Ok(own)) if !own.is_empty() => Some(own),
+            Some(_) => return Err(invalid(turn, message, "oz0/idempotency_key is no string, or an empty one")),
+        };
+        let said = said.as_deref().map(|said| std::str::from_utf8(said).unwrap_or_default());
+        let identity = Identity::read(said, &turn.parts.headers)
+            .and_then(|identity| identity.check(own.is_some(), message.params.leg).map(|()| identity));
+        let identity = match identity {
+            Ok(identity) => identity,
+            Err(error) => return Err(invalid(turn, message, &error.to_string())),
+        };
+        let known = turn.route.listing.known(tool);
+        note(&mut turn, &identity, &known);
+        if !turn.route.policy.allows(tool) {
+            let failure = Failure::not_sent(Reason::Policy, "the tool is denied by the sidecar's policy");
+            return Err(self.failed(turn.exchange, asked, &failure).into());
+        }
+        if let Some(limit) = identity.time_limit {
+            let left = clocks::time_limit(limit, identity.elapsed).min(turn.route.max_timeout);
+            if left.is_zero() {
+                let failure = Failure::not_sent(Reason::MaxTimeout, "the tool's time limit has passed");
+                return Err(self.failed(turn.exchange, asked, &failure).into());
+            }
+            asked.clocks = clocks::Clocks::new(Instant::now(), asked.idle, Some(left));
+        }
+        let wants_key = own.is_some() || identity.said || turn.parts.headers.contains_key("idempotency-key");
+        if !wants_key {
+            return Ok((turn, Going::default()));
+        }
+        let digest = match digest(message, body).await {
+            Ok(digest) => digest,
+            Err(error) => {
+                return Err(invalid(turn, message, &format!("the arguments have no digest: {error}")));
+            }
+        };
+        let derivation =
+            key::derive(&identity, own.as_deref(), tool, &digest, known.idempotent, &turn.parts.headers);
+        let key = match self.ledger.key(&turn.route.name, derivation).await {
+            Ok(Some(key)) => key,
+            Ok(None) => return Ok((turn, Going::default())),
+            Err(error) => return Err(self.away(turn, asked, &error)),
+        };
+        turn.exchange.account.record.key = Some(key.clone());
+        turn.exchange.account.record.digest = Some(digest.clone());
+        let call = Keyed { identity, known, own: own.is_some(), key, digest };
+        self.claim(turn, message, meta, asked, call).await
+    }
+
+    async fn claim(
+        &self,
+        mut turn: Turn,
+        message: &Message,
+        meta: Option<&MetaObject>,
+        asked: &Asked,
+        call: Keyed,
+    ) -> Result<(Turn, Going), Stopped> {
+        let Keyed { identity, known, own, key, digest } = call;
+        let authorization = turn.parts.headers.get(http::header::AUTHORIZATION).cloned();
+        let principal = self.ledger.principal(authorization.as_ref().map(HeaderValue::as_bytes)).await;
+        let principal = match principal {
+            Ok(principal) => principal,
+            Err(error) => return Err(self.away(turn, asked, &error)),
+        };
+        let attempt = Attempt {
+            function: message.params.name.clone().unwrap_or_default(),
+            digest,
+            owner: ledger::owner(),
+            principal,
+            era: turn.exchange.era,
+            class: known.class,
+            read_only: known.read_only,
+            listed: known.listed,
+            changed: known.changed,
+            number: identity.attempt,
+            leg: message.params.leg,
+            lease: ledger::LEASE_MS,
+        };
+        let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        let claimed = self.ledger.claim(&turn.route.name, &key, attempt, running).await;
+        let mut going = Going { key: Some(key.clone()), ..Going::default() };
+        going.answer.extend(header_value(&key).map(|value| (KEY_HEADER, value)));
+        let go = match claimed {
+            Ok(Claimed::Run(claim, go)) => {
+                turn.exchange.claim = Some(claim);
+                go
+            }
+            Ok(Claimed::Replay(result)) => return Err(with(replay(turn, asked, &result), going.answer)),
+            Ok(Claimed::Refused(verdict)) => {
+                return Err(with(self.refused(turn, asked, &verdict), going.answer));
+            }
+            Err(error) => return Err(self.away(turn, asked, &error)),
+        };
+        turn.exchange.account.record.attempt = Some(go.attempt);
+        let again = known.class != RetryClass::Unsafe;
+        if go.attempt >= 2 {
+            let text = resume_text(&go, again, known.resume);
+            going.answer.extend(HeaderValue::try_from(&text).ok().map(|text| (RESUME_HEADER, text)));
+            turn.exchange.account.record.resume = Some(text);
+        }
+        if !own {
+            going.add.push((KEY, quoted(&key)));
+        }
+        let resumes = again && known.resume && meta.is_none_or(|meta| !meta.oz0.contains_key(RESUME));
+        if let Some(resume) = go.resume.filter(|_| resumes) {
+            let value = serde_json::json!({ "token": resume.token, "progress": number(resume.at.progress) });
+            going.add.push((RESUME, value.to_string()));
+        }
+        let auto = turn.route.legacy_disconnect == LegacyDisconnect::Auto;
+        if let Some(request) = &mut turn.exchange.request {
+            request.resumable = known.resume;
+            // The node of a keyed call makes another attempt: this one is to stop (contract section 8).
+            request.cancels_on_disconnect |= auto && request.notice.is_some();
+        }
+        self.ask_for_progress(&mut turn, message, meta, again, &mut going).await;
+        Ok((turn, going))
+    }
+
+    /// A call that may be made again is asked for progress (R-143); where the node did not ask, what comes is kept here.
+    async fn ask_for_progress(
+        &self,
+        turn: &mut Turn,
+        message: &Message,
+        meta: Option<&MetaObject>,
+        again: bool,
+        going: &mut Going,
+    ) {
+        let task = turn.exchange.era == Era::Legacy && message.params.task;
+        let asks = meta.is_some_and(|meta| meta.has_progress_token);
+        let streams = headers::accepts(&turn.parts.headers, "text/event-stream");
+        if !again || asks || task || !streams {
+            return;
+        }
+        if let Ok(token) = self.ledger.progress_token().await {
+            going.add.push(("progressToken", quoted(&token)));
+            if let Some(request) = &mut turn.exchange.request {
+                request.added_token = crate::message::Id::parse(quoted(&token).as_bytes());
+            }
+        }
+    }
+
+    /// The state store is away: nothing is sent whose key could not be claimed.
+    fn away(&self, mut turn: Turn, asked: &Asked, error: &store::Error) -> Stopped {
+        turn.exchange.account.record.reason = Some("store_unavailable");
+        turn.exchange.account.record.error = Some(error.to_string());
+        self.too_many(turn, asked).into()
+    }
+
+    fn refused(&self, mut turn: Turn, asked: &Asked, verdict: &Verdict) -> Response<Body> {
+        let (reason, effect, message) = match verdict {
+            Verdict::Mismatch => {
+                (Reason::KeyMismatch, Effect::NotSent, "the key stands for a call with another tool or other arguments")
+            }
+            Verdict::Changed => {
+                (Reason::Policy, Effect::NotSent, "the tool has changed since it was approved")
+            }
+            Verdict::AlreadyDone => {
+                (Reason::AlreadyDone, Effect::Done, "the call is done, its result is not held any more")
+            }
+            Verdict::OutcomeUnknown => (
+                Reason::OutcomeUnknown,
+                Effect::Unknown,
+                "an earlier attempt may have been made, this one was not sent: reconcile first",
+            ),
+            Verdict::Busy | Verdict::Run(_) | Verdict::Replay => {
+                turn.exchange.account.record.reason = Some("overlap");
+                return self.too_many(turn, asked);
+            }
+        };
+        self.failed(turn.exchange, asked, &Failure { reason, effect, message: message.into() })
+    }
+}
+
+/// A call whose key is known.
+struct Keyed {
+    identity: Identity,
+    known: Known,
+    own: bool,
+    key: String,
+    digest: String,
+}
+
+/// What the log says of an identity and its tool.
+fn note(turn: &mut Turn, identity: &Identity, known: &Known) {
+    let record = &mut turn.exchange.account.record;
+    record.job.clone_from(&identity.job);
+    record.activity.clone_from(&identity.activity);
+    record.attempt = identity.attempt;
+    record.retry_class = Some(known.class.name());
+    record.listing_changed = known.changed.then_some(true);
+}
+
+/// The digest of the call's arguments.
+async fn digest(message: &Message, body: &Bytes) -> Result<String, String> {
+    let arguments = message.params.arguments.clone().map(|at| body.slice(at));
+    let of = |arguments: Option<Bytes>| key::digest(arguments.as_deref()).map_err(|error| error.to_string());
+    match arguments {
+        Some(large) if large.len() > LARGE => tokio::task::spawn_blocking(move || of(Some(large)))
+            .await
+            .unwrap_or_else(|_| Err("it could not be computed".into())),
+        arguments => of(arguments),
+    }
+}
+
+/// The committed result, byte for byte, under the new id.
+fn replay(mut turn: Turn, asked: &Asked, result: &Bytes) -> Response<Body> {
+    turn.exchange.account.record.replayed = Some(true);
+    turn.exchange.answered();
+    let id = asked.awaited.first().map(|id| id.token().to_vec()).unwrap_or_default();
+    let body = [&br#"{"jsonrpc":"2.0","id":"#[..], &id, br#","result":"#, result, b"}"].concat();
+    Sidecar::told(turn.exchange, body.into(), asked.accepts_json, Outcome::Ok)
+}
+
+/// A call that is refused as the request that it is: nothing was sent.
+fn invalid(turn: Turn, message: &Message, reason: &str) -> Stopped {
+    refuse(turn.exchange, &Refusal::bad_request(INVALID_REQUEST, reason, message.id.clone()), None).into()
+}
+
+fn with(mut response: Response<Body>, answer: Vec<(HeaderName, HeaderValue)>) -> Stopped {
+    response.headers_mut().extend(answer);
+    response.into()
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A whole number is written as one.
+fn number(value: f64) -> serde_json::Value {
+    if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 { (value as i64).into() } else { value.into() }
+}
+
+/// What all exchanges share of the ledger.
+pub(super) fn own_token(ledger: &Arc<Ledger>, token: Option<&crate::message::Id>) -> bool {
+    token.is_some_and(|token| ledger.is_own_token(token))
+}
+
+/// The longest that a call may run, from its start.
+pub(super) fn until(turn: &Turn) -> Instant {
+    turn.exchange.account.opened() + turn.route.max_timeout.min(Duration::from_secs(365 * 24 * 3600))
+}
