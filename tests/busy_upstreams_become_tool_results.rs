@@ -440,7 +440,8 @@ fn what_described_the_upstreams_body_is_not_said_of_the_result() {
     }
     assert_eq!(head.all("content-length"), [response.body.len().to_string().as_str()]);
     assert_eq!(head.all("set-cookie"), ["lb=b", "x=1"]);
-    for (name, value) in [("ratelimit", "\"d\";r=0"), ("x-trace", "7"), ("access-control-allow-origin", "*")] {
+    for (name, value) in [("ratelimit", "\"d\";r=0"), ("x-trace", "7"), ("access-control-allow-origin", "*")]
+    {
         assert_eq!(head.all(name), [value]);
     }
 }
