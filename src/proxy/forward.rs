@@ -93,6 +93,10 @@ impl Sidecar {
             body: outgoing.body.clone(),
         };
         let response = once(&route, turn, outgoing).await?;
+        if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::GONE) {
+            // Perhaps the endpoint is back where it was; if not, the next request is told again.
+            route.state.moved.store(None);
+        }
         let Some(target) = same_origin_redirect(&response, &again.uri) else { return Ok(response) };
         drop(response);
         remember(&route, &again.uri, &target, turn.parts.uri.query());
