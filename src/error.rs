@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     message::{Id, Malformed},
+    relay::decode,
     upstream,
 };
 
@@ -128,6 +129,12 @@ impl From<upstream::Error> for Failure {
             upstream::Error::Refused(_) => Self::not_sent(Reason::UpstreamRefused, message),
             upstream::Error::Failed(_) => Self::unknown(Reason::UpstreamFailed, message),
         }
+    }
+}
+
+impl From<decode::Error> for Failure {
+    fn from(error: decode::Error) -> Self {
+        Self::upstream(format!("the upstream's encoding is broken: {error}"))
     }
 }
 

@@ -8,6 +8,7 @@ mod admit;
 mod answer;
 mod forward;
 mod post;
+mod read;
 mod settings;
 mod wait;
 

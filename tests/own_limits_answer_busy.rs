@@ -87,6 +87,7 @@ fn a_call_beyond_the_limit_is_busy_and_nothing_is_sent() {
     assert_eq!(serde_json::json!(told), serde_json::json!(["busy", 200, 1, null]));
     gate.open();
     assert_eq!(first.response().text(), result(1));
+    sidecar.wait_line(|line| line["id"] == 1);
     assert_eq!(sidecar.client().ask(&call(4)).text(), result(4), "its place is free again");
 }
 
@@ -248,6 +249,7 @@ fn the_limit_over_all_upstreams_counts_them_together() {
     assert_eq!(sidecar.client().ask(&note).status(), 202);
     gate.open();
     assert_eq!(first.response().text(), result(1));
+    sidecar.wait_line(|line| line["id"] == 1);
     assert_eq!(sidecar.client().ask(&call(3).at("/b")).text(), result(3));
 }
 

@@ -33,6 +33,22 @@ pub enum Answer {
     Batch(Vec<Self>),
 }
 
+impl Answer {
+    /// It is a response, or a batch that may hold some.
+    pub fn answers(&self) -> bool {
+        matches!(self, Self::Response(_) | Self::Batch(_))
+    }
+
+    /// The response, alone or in a batch, that says what only the sidecar may say.
+    pub fn forged(&self) -> Option<&Response> {
+        match self {
+            Self::Response(response) => Some(response).filter(|response| response.forged),
+            Self::Batch(answers) => answers.iter().find_map(Self::forged),
+            Self::Request { .. } | Self::Progress(_) | Self::Notification(_) => None,
+        }
+    }
+}
+
 /// A response.
 #[derive(Clone, Debug, Default)]
 pub struct Response {
@@ -105,7 +121,8 @@ fn one(scan: &mut Scan<'_>) -> Result<Option<Answer>, Bad> {
         }
         Ok(())
     })?;
-    let Some(method) = method else {
+    // With a method beside it a forged result is no response; a reader that takes it for one must not be told either.
+    let Some(method) = method.filter(|_| !response.forged) else {
         let answered = result.is_some() || error.is_some();
         response.result = result.filter(|_| error != Some(true));
         return Ok(answered.then_some(Answer::Response(response)));
@@ -182,23 +199,18 @@ fn number(scan: &mut Scan<'_>) -> Result<Option<f64>, Bad> {
 }
 
 /// Cuts every forged `oz0/` member out of `result._meta`; gives the bytes and how many were cut.
-/// Everything else stays as it came (an emptied `_meta` stays, empty). A repeated `result` or `_meta` is cut too, whichever a reader takes.
+/// Everything else stays as it came (an emptied `_meta` stays, empty). A repeated `result` or `_meta` is cut too, whichever a reader takes, and so
+/// is every response of a batch: `response` may be any of its.
 pub fn cut_forged(data: &Bytes, response: &Response) -> (Bytes, usize) {
     if !response.forged {
         return (data.clone(), 0);
     }
     let mut metas = Vec::new();
-    let found = Scan::new(data).maybe_object(|scan, key| {
-        if *key.bytes() != *b"result" {
-            return scan.value().map(|_| ());
-        }
-        scan.maybe_object(|scan, key| {
-            let value = scan.value()?;
-            metas.extend((*key.bytes() == *b"_meta").then_some(value));
-            Ok(())
-        })
-        .map(|_| ())
-    });
+    let mut scan = Scan::new(data);
+    let found = match scan.peek_value() {
+        Some(b'[') => scan.array(|scan| result_metas(scan, &mut metas)).map(|_| ()),
+        _ => result_metas(&mut scan, &mut metas),
+    };
     // It was looked at before, so this can't fail; if it does, nothing is done to it.
     if found.is_err() {
         return (data.clone(), 0);
@@ -213,6 +225,22 @@ pub fn cut_forged(data: &Bytes, response: &Response) -> (Bytes, usize) {
         cuts.extend(cut.unwrap_or_default());
     }
     (Edits(cuts).apply(data), count)
+}
+
+/// Where every `_meta` of every `result` of the next message lies.
+fn result_metas(scan: &mut Scan<'_>, metas: &mut Vec<Range<usize>>) -> Result<(), Bad> {
+    let message = scan.maybe_object(|scan, key| {
+        if *key.bytes() != *b"result" {
+            return scan.value().map(|_| ());
+        }
+        let result = scan.maybe_object(|scan, key| {
+            let value = scan.value()?;
+            metas.extend((*key.bytes() == *b"_meta").then_some(value));
+            Ok(())
+        });
+        result.map(|_| ())
+    });
+    message.map(|_| ())
 }
 
 /// Puts `"oz0/refetch":true` into `result._meta` (made where there is none). `None` where that cannot be: an error, a result or `_meta`

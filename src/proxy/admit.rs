@@ -68,7 +68,10 @@ impl Sidecar {
         headers.get_all(header::VIA).iter().any(|via| {
             let entries = via.as_bytes().split(|byte| *byte == b',');
             entries
-                .filter_map(|entry| entry.trim_ascii().split(u8::is_ascii_whitespace).nth(1))
+                .filter_map(|entry| {
+                    let mut words = entry.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+                    words.nth(1)
+                })
                 .any(|by| by == self.pseudonym.as_bytes())
         })
     }

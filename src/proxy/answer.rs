@@ -1,18 +1,18 @@
 //! From the upstream's head, or what came instead of it, to the response that the node gets.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
+use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::Body as _;
-use http_body_util::BodyExt;
-use tokio::time::{self, Duration, Instant};
+use tokio::time::Instant;
 
 use super::{
     Sidecar, Turn,
     forward::Outgoing,
     left,
     post::{Asked, busy_body, trace, unavailable},
+    read::{Coding, Read, read, shed_form, spare},
     wait::{Cut, race},
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
         Body,
         clocks::{Clock, Clocks},
         decode::Decoder,
-        held,
+        held::{self, Rest},
         stream::{self, Start},
     },
     server::Peer,
@@ -44,8 +44,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: &str = "text/event-stream";
 /// An answer up to here is read before its head is passed on, so that a break becomes an error that the node can read.
 const SMALL: usize = 64 * 1024;
-/// How much of a busy upstream's body is read, if it is there already, to keep the connection.
-const BUSY_BODY: usize = 64 * 1024;
+/// What some servers put before JSON, and some clients take away again (RFC 8259 § 8.1).
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 impl Sidecar {
     /// Sends a request and answers its node, whatever comes.
@@ -81,10 +81,14 @@ impl Sidecar {
         let (mut head, body) = response.into_parts();
         self.learn_session(&turn, &asked, head.status, &head.headers);
         headers::toward_node(&mut head.headers);
-        let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
-        let decoder = coding.and_then(Decoder::new);
-        let readable =
-            decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let coding = Coding::of(&head.headers);
+        let readable = coding.is_readable();
+        if head.status.is_success() && !readable && asked.calls && !turn.exchange.is_won() {
+            // Whatever it says could not be checked (contract section 3).
+            let message = "the upstream's answer is encoded in a way that nobody asked for";
+            return self.failed(turn.exchange, &asked, &Failure::upstream(message));
+        }
+        let decoder = coding.decoder();
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status == StatusCode::OK && event_stream && readable {
             return stream_answer(
@@ -102,7 +106,7 @@ impl Sidecar {
             return empty_stream(turn.exchange);
         }
         if !head.status.is_success() || !readable {
-            return pass_through(turn, head, Bytes::new(), body, asked.clocks);
+            return pass_through(turn, head, Bytes::new(), body, decoder, asked.clocks);
         }
         self.held_answer(turn, asked, head, body, decoder).await
     }
@@ -117,10 +121,11 @@ impl Sidecar {
         mut decoder: Option<Decoder>,
     ) -> Response<Body> {
         let limits = &turn.settings.limits;
-        let limit = if asked.call { limits.response_body } else { SMALL };
+        let limit = if asked.calls { limits.response_body } else { SMALL };
         let mut held = Held::new(self.held.clone(), limits.buffered);
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
-        let reading = read(&mut body, &mut held, &mut decoder, limit);
+        let compressed = decoder.is_some();
+        let reading = read(&mut body, &mut held, &mut decoder, limit, limits.response_body);
         let read = match race(reading, running.as_deref(), &asked.clocks, &turn.peer).await {
             Ok(Ok(read)) => read,
             Ok(Err(failure)) => return self.failed(turn.exchange, &asked, &failure),
@@ -129,41 +134,34 @@ impl Sidecar {
         if turn.exchange.is_won() {
             return empty_stream(turn.exchange);
         }
-        if decoder.is_some() {
-            headers::shed_digests(&mut head.headers);
-            for name in [header::CONTENT_ENCODING, header::CONTENT_LENGTH, header::ETAG] {
-                head.headers.remove(name);
-            }
-        }
         let bytes = match read {
             Read::Whole(bytes) => bytes,
-            Read::Begun(_) if asked.call => {
+            Read::Begun(_) if asked.calls => {
                 let message = format!("the upstream's answer exceeds {limit} bytes");
                 return self.failed(turn.exchange, &asked, &Failure::upstream(message));
             }
-            // Compressed and large: what was decoded cannot be un-read, so it ends here.
-            Read::Begun(_) if decoder.is_some() => {
-                let message = format!("the upstream's compressed answer exceeds {limit} bytes");
-                return self.failed(turn.exchange, &asked, &Failure::upstream(message));
-            }
-            Read::Begun(first) => return pass_through(turn, head, first, body, asked.clocks),
+            Read::Begun(first) => return pass_through(turn, head, first, body, decoder, asked.clocks),
         };
         turn.exchange.answered();
-        let looked = answer::look(&bytes);
-        if asked.call && looked.is_none() {
-            let message = "the upstream's answer to a call is no JSON-RPC message";
+        let looked = answer::look(unmarked(&bytes));
+        if asked.call && !looked.as_ref().is_some_and(Answer::answers) {
+            let message = "the upstream's answer to a call is no JSON-RPC response";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
         }
         self.learn_protocol(&turn, &asked, &head.headers, &bytes);
         let outcome = exchange::outcome(looked.as_ref());
-        let bytes = match &looked {
-            Some(Answer::Response(response)) if asked.call && response.forged => {
-                let (bytes, cut) = answer::cut_forged(&bytes, response);
-                turn.exchange.account.forged(cut as u64);
-                head.headers.remove(header::CONTENT_LENGTH);
-                bytes
+        let forged = looked.as_ref().and_then(Answer::forged).filter(|_| asked.calls);
+        if compressed || forged.is_some() {
+            shed_form(&mut head.headers);
+        }
+        let bytes = match forged {
+            Some(response) => {
+                let mark = bytes.len() - unmarked(&bytes).len();
+                let (cut, count) = answer::cut_forged(&bytes.slice(mark..), response);
+                turn.exchange.account.forged(count as u64);
+                if mark == 0 { cut } else { [BYTE_ORDER_MARK, &cut].concat().into() }
             }
-            _ => bytes,
+            None => bytes,
         };
         if let Some(claim) = turn.exchange.claim.take()
             && let Some(Answer::Response(response)) = answer::look(&bytes)
@@ -313,15 +311,16 @@ impl Sidecar {
         if message {
             turn.exchange.end(by_status(head.status));
         }
-        let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
-        let decoder = coding.and_then(Decoder::new);
-        let readable =
-            decoder.is_some() || coding.is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+        let coding = Coding::of(&head.headers);
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        let readable = coding.is_readable();
+        let decoder = coding.decoder();
         if head.status == StatusCode::OK && event_stream && readable && method != Method::HEAD {
             return stream_answer(&self, turn, Vec::new(), asked.clocks, true, head.headers, body, decoder);
         }
-        pass_through(turn, head, Bytes::new(), body, asked.clocks)
+        // Of the others the node said itself what it takes.
+        let decoder = decoder.filter(|_| get || message);
+        pass_through(turn, head, Bytes::new(), body, decoder, asked.clocks)
     }
 
     /// A well-known document: relayed unread, with no credential of the upstream's.
@@ -339,7 +338,7 @@ impl Sidecar {
             Ok(Ok(response)) => {
                 let (mut head, body) = response.into_parts();
                 headers::toward_node(&mut head.headers);
-                pass_through(turn, head, Bytes::new(), body, asked.clocks)
+                pass_through(turn, head, Bytes::new(), body, None, asked.clocks)
             }
             Ok(Err(error)) => self.failed(turn.exchange, &asked, &error.into()),
             Err(cut) => self.cut(turn.exchange, &asked, cut),
@@ -457,14 +456,27 @@ fn by_status(status: StatusCode) -> Outcome {
     if status.is_client_error() || status.is_server_error() { Outcome::RpcError } else { Outcome::Ok }
 }
 
-/// Status, headers and body as they came.
+/// A JSON text without the byte-order mark that it should not have.
+fn unmarked(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// Status, headers and body as they came, but for a coding that nobody asked for.
 fn pass_through(
     mut turn: Turn,
-    head: http::response::Parts,
+    mut head: http::response::Parts,
     first: Bytes,
     rest: upstream::Body,
+    decoder: Option<Decoder>,
     clocks: Clocks,
 ) -> Response<Body> {
+    let piece = turn.settings.limits.response_body;
+    // A head that no body follows describes another answer's.
+    let decoder = decoder.filter(|_| !first.is_empty() || !rest.is_end_stream());
+    if decoder.is_some() {
+        shed_form(&mut head.headers);
+    }
+    let rest = Rest { body: rest, decoder, piece };
     turn.exchange.account.record.status = Some(head.status.as_u16());
     if let Some(claim) = &mut turn.exchange.claim {
         let unsure = head.status.is_server_error() || head.status.is_success();
@@ -493,7 +505,7 @@ fn stream_answer(
 ) -> Response<Body> {
     let limits = &turn.settings.limits;
     if decoder.is_some() {
-        headers.remove(header::CONTENT_ENCODING);
+        shed_form(&mut headers);
     }
     headers::force_stream(&mut headers);
     turn.exchange.account.record.status = Some(200);
@@ -514,62 +526,4 @@ fn stream_answer(
     let mut response = Response::new(body);
     *response.headers_mut() = headers;
     response
-}
-
-/// Reads what is already there of a body that nobody wants, so that its connection may serve again; never waits.
-async fn spare(mut body: upstream::Body) {
-    let mut read = 0;
-    poll_fn(|cx| {
-        while read < BUSY_BODY {
-            let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(cx) else { break };
-            read += frame.data_ref().map_or(0, Bytes::len);
-        }
-        Poll::Ready(())
-    })
-    .await;
-}
-
-/// What was read of a body.
-enum Read {
-    /// All of it.
-    Whole(Bytes),
-    /// More than the limit; this much, and the rest is still to come.
-    Begun(Bytes),
-}
-
-/// Reads a body whole, or until it exceeds `limit`.
-async fn read(
-    body: &mut upstream::Body,
-    held: &mut Held,
-    decoder: &mut Option<Decoder>,
-    limit: usize,
-) -> Result<Read, Failure> {
-    let mut all = BytesMut::new();
-    let mut first = Bytes::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(chunk) = frame?.into_data() else { continue };
-        let chunk = match decoder {
-            Some(decoder) => {
-                let room = limit.saturating_sub(all.len()).saturating_add(1);
-                let broken = |error| Failure::upstream(format!("the upstream's encoding is broken: {error}"));
-                decoder.push(&chunk, room).map_err(broken)?
-            }
-            None => chunk,
-        };
-        if first.is_empty() && all.is_empty() {
-            first = chunk;
-        } else {
-            all.extend_from_slice(&std::mem::take(&mut first));
-            all.extend_from_slice(&chunk);
-        }
-        let size = first.len() + all.len();
-        if size > limit {
-            return Ok(Read::Begun(if all.is_empty() { first } else { all.freeze() }));
-        }
-        while !held.has_room(size == 0) {
-            time::sleep(Duration::from_millis(5)).await;
-        }
-        held.set(size);
-    }
-    Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))
 }

@@ -1,7 +1,9 @@
 //! The request as it goes upstream, sent once.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, uri::PathAndQuery,
+};
 
 use super::{Route, Sidecar, Turn};
 use crate::{
@@ -63,7 +65,12 @@ impl Sidecar {
 
     /// `Via` and the request id.
     fn sign(&self, headers: &mut HeaderMap, turn: &Turn) {
-        if let Ok(via) = HeaderValue::try_from(format!("1.1 {}", self.pseudonym)) {
+        let received = match turn.parts.version {
+            Version::HTTP_2 => "2",
+            Version::HTTP_10 => "1.0",
+            _ => "1.1",
+        };
+        if let Ok(via) = HeaderValue::try_from(format!("{received} {}", self.pseudonym)) {
             headers.append(header::VIA, via);
         }
         if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
@@ -86,6 +93,10 @@ impl Sidecar {
             body: outgoing.body.clone(),
         };
         let response = once(&route, turn, outgoing).await?;
+        if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::GONE) {
+            // Perhaps the endpoint is back where it was; if not, the next request is told again.
+            route.state.moved.store(None);
+        }
         let Some(target) = same_origin_redirect(&response, &again.uri) else { return Ok(response) };
         drop(response);
         remember(&route, &again.uri, &target, turn.parts.uri.query());
@@ -137,22 +148,39 @@ fn same_origin_redirect(response: &Response<upstream::Body>, sent: &Uri) -> Opti
     if !matches!(response.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;
     }
-    let location = response.headers().get(header::LOCATION)?.to_str().ok()?;
-    let location = location.split('#').next()?;
-    let target = match location.strip_prefix('/') {
-        Some(rest) if !rest.starts_with('/') => location.parse::<PathAndQuery>().ok()?,
-        _ => {
-            let target: Uri = location.parse().ok()?;
-            let same = target.scheme() == sent.scheme()
-                && target.host()?.eq_ignore_ascii_case(sent.host()?)
-                && port(&target) == port(sent);
-            target.into_parts().path_and_query.filter(|_| same)?
-        }
-    };
+    let mut locations = response.headers().get_all(header::LOCATION).iter();
+    let (Some(location), None) = (locations.next(), locations.next()) else { return None };
+    let location = location.to_str().ok()?.trim();
+    let target = within_origin(location.split('#').next()?, sent)?;
     let mut parts = sent.clone().into_parts();
     (parts.path_and_query.as_ref() != Some(&target)).then_some(())?;
     parts.path_and_query = Some(target);
     Uri::from_parts(parts).ok()
+}
+
+/// The path and query that a reference means, seen from `base`; none if it leaves the origin, or is one that no server
+/// writes (RFC 3986 § 5.2).
+fn within_origin(reference: &str, base: &Uri) -> Option<PathAndQuery> {
+    let path_ends = reference.find('?').unwrap_or(reference.len());
+    let (path, query) = reference.split_at(path_ends);
+    let absolute = match path {
+        _ if path.starts_with("//") => format!("{}:{reference}", base.scheme_str()?),
+        _ if path.starts_with('/') => return reference.parse().ok(),
+        _ if path.contains(':') => reference.to_owned(),
+        "" if query.is_empty() => return None,
+        "" => return format!("{}{query}", base.path()).parse().ok(),
+        _ => {
+            let (folder, _) = base.path().rsplit_once('/')?;
+            let path = path.strip_prefix("./").unwrap_or(path);
+            let dots = path.split('/').any(|segment| matches!(segment, "." | ".."));
+            return (!dots).then(|| format!("{folder}/{path}{query}").parse().ok())?;
+        }
+    };
+    let target: Uri = absolute.parse().ok()?;
+    let same = target.scheme() == base.scheme()
+        && target.host()?.eq_ignore_ascii_case(base.host()?)
+        && port(&target) == port(base);
+    target.into_parts().path_and_query.filter(|_| same)
 }
 
 fn port(uri: &Uri) -> Option<u16> {

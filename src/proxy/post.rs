@@ -43,6 +43,8 @@ pub(super) struct Asked {
     pub(super) awaited: Vec<Id>,
     /// A single `tools/call`.
     pub(super) call: bool,
+    /// A `tools/call`, or a batch that has one: the answer is known whole before it is passed on.
+    pub(super) calls: bool,
     /// Its 429 becomes a busy tool result: a call (not a legacy task), or a batch of nothing but calls.
     pub(super) converts: bool,
     /// It is `initialize`, with the client's name.
@@ -67,6 +69,7 @@ impl Asked {
         Self {
             awaited: Vec::new(),
             call: false,
+            calls: false,
             converts: false,
             initialize: None,
             batch: false,
@@ -352,6 +355,7 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
     Asked {
         awaited,
         call,
+        calls: call || message.batch.iter().any(|one| one.method.as_deref() == Some(CALL)),
         converts: (call && !task) || calls_only,
         initialize: (!batch && method == INITIALIZE).then(|| message.params.client.clone()),
         batch,

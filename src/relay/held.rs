@@ -5,7 +5,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::{
     body::{Body, BoxError},
     clocks::{Clock, Clocks},
+    decode::Decoder,
 };
 use crate::{
     account::Outcome,
@@ -63,18 +64,60 @@ impl http_body::Body for Whole {
     }
 }
 
+/// What of an upstream's body was not read yet.
+#[derive(Debug)]
+pub struct Rest {
+    /// It.
+    pub body: upstream::Body,
+    /// Its coding, when the upstream compressed although nobody asked for it.
+    pub decoder: Option<Decoder>,
+    /// No chunk may be larger than this when it is decoded.
+    pub piece: usize,
+}
+
+impl Rest {
+    /// Nothing more will come, and nothing is left to check.
+    fn is_end(&self) -> bool {
+        self.decoder.is_none() && (self.body.is_end_stream() || self.body.size_hint().exact() == Some(0))
+    }
+
+    /// The next bytes, decoded. Trailers belong to the hop they came over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
+        loop {
+            let data = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => frame.into_data().ok(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => None,
+            };
+            let Some(data) = data else {
+                let finished = self.decoder.take().map_or(Ok(()), Decoder::finish);
+                return Poll::Ready(finished.err().map(|error| Err(error.into())));
+            };
+            let Some(decoder) = &mut self.decoder else { return Poll::Ready(Some(Ok(data))) };
+            match decoder.push(&data, self.piece) {
+                Ok(decoded) if decoded.is_empty() => {}
+                Ok(decoded) => return Poll::Ready(Some(Ok(decoded))),
+                Err(error) => {
+                    self.decoder = None;
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+            }
+        }
+    }
+}
+
 /// A body that passes as it comes: `first` was read already, the rest is the upstream's.
 pub fn pulled(
     mut exchange: Exchange,
     first: Bytes,
-    rest: upstream::Body,
+    rest: Rest,
     clocks: Clocks,
     outcome: Outcome,
     never_sent: bool,
     peer: &Peer,
 ) -> Body {
     exchange.account.record.bytes_out = Some(0);
-    if never_sent || (first.is_empty() && rest.is_end_stream()) {
+    if never_sent || (first.is_empty() && rest.is_end()) {
         exchange.completed(outcome);
     }
     let timer = clocks.deadline().map(|(at, _)| Box::pin(sleep_until(at)));
@@ -92,7 +135,7 @@ pub fn pulled(
 
 struct Pulled<G> {
     first: Option<Bytes>,
-    rest: upstream::Body,
+    rest: Rest,
     clocks: Clocks,
     timer: Option<Pin<Box<Sleep>>>,
     gone: Pin<Box<G>>,
@@ -113,7 +156,7 @@ impl<G> Pulled<G> {
     }
 
     fn is_done(&self) -> bool {
-        self.first.is_none() && (self.rest.is_end_stream() || self.rest.size_hint().exact() == Some(0))
+        self.first.is_none() && self.rest.is_end()
     }
 
     fn complete(&mut self) {
@@ -170,16 +213,9 @@ impl<G: Future<Output = ()>> http_body::Body for Pulled<G> {
         if let Some(first) = this.first.take() {
             return Poll::Ready(Some(Ok(this.pass(first))));
         }
-        match Pin::new(&mut this.rest).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                Ok(data) => Poll::Ready(Some(Ok(this.pass(data)))),
-                // Trailers belong to the hop they came over.
-                Err(_) => {
-                    this.complete();
-                    Poll::Ready(None)
-                }
-            },
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(this.cut(&error.into())))),
+        match this.rest.poll(cx) {
+            Poll::Ready(Some(Ok(data))) => Poll::Ready(Some(Ok(this.pass(data)))),
+            Poll::Ready(Some(Err(failure))) => Poll::Ready(Some(Err(this.cut(&failure)))),
             Poll::Ready(None) => {
                 this.complete();
                 Poll::Ready(None)
@@ -197,12 +233,12 @@ impl<G: Future<Output = ()>> http_body::Body for Pulled<G> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.rest.is_end_stream()
+        self.first.is_none() && self.rest.decoder.is_none() && self.rest.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
-        match self.rest.size_hint().exact() {
+        match self.rest.body.size_hint().exact().filter(|_| self.rest.decoder.is_none()) {
             Some(rest) => SizeHint::with_exact(first + rest),
             None => SizeHint::default(),
         }

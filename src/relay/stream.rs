@@ -333,6 +333,9 @@ impl Source {
         match answer {
             Answer::Response(response) => self.response(&mut seen, response),
             Answer::Batch(answers) => {
+                if let Some(forged) = answers.iter().find_map(Answer::forged) {
+                    seen.cut_forged(forged);
+                }
                 for answer in &answers {
                     if let Answer::Response(response) = answer {
                         self.awaited.retain(|id| response.id.as_ref() != Some(id));
@@ -349,9 +352,7 @@ impl Source {
 
     fn response(&mut self, seen: &mut Seen, response: answer::Response) {
         if response.forged {
-            let (event, cut) = cut_forged(&seen.event, &response);
-            seen.event = event;
-            seen.forged = cut as u64;
+            seen.cut_forged(&response);
         }
         let before = self.awaited.len();
         self.awaited.retain(|id| response.id.as_ref() != Some(id));
@@ -381,14 +382,16 @@ impl Source {
     }
 }
 
-/// The event with its response's forged members cut out, and how many there were.
-fn cut_forged(event: &Event, response: &answer::Response) -> (Event, usize) {
-    let Some(data) = &event.data else { return (event.clone(), 0) };
-    let (cut, count) = answer::cut_forged(data, response);
-    if count == 0 {
-        return (event.clone(), 0);
+impl Seen {
+    /// Cuts out what only the sidecar may say.
+    fn cut_forged(&mut self, response: &answer::Response) {
+        let Some(data) = &self.event.data else { return };
+        let (cut, count) = answer::cut_forged(data, response);
+        if count > 0 {
+            self.event = self.event.with_data(cut);
+            self.forged = count as u64;
+        }
     }
-    (event.with_data(cut), count)
 }
 
 struct Pump {

@@ -1,0 +1,127 @@
+//! Reading an upstream's body that is not streamed on as it is: whole, as far as it is small, or not at all.
+
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, header};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use tokio::time::{self, Duration};
+
+use crate::{error::Failure, headers, limits::Held, relay::decode::Decoder, upstream};
+
+/// How much of a busy upstream's body is read, if it is there already, to keep the connection.
+const BUSY_BODY: usize = 64 * 1024;
+
+/// How an answer's body is coded.
+#[derive(Debug)]
+pub(super) enum Coding {
+    /// As it is.
+    Identity,
+    /// Compressed although nobody asked for it.
+    Compressed(Decoder),
+    /// In a way that is not known here.
+    Unknown,
+}
+
+impl Coding {
+    /// As `Content-Encoding` says, over all its lines (RFC 9110 § 8.4).
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let lines = headers.get_all(header::CONTENT_ENCODING).iter();
+        let mut codings = lines
+            .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
+            .map(<[u8]>::trim_ascii)
+            .filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"));
+        match (codings.next(), codings.next()) {
+            (None, _) => Self::Identity,
+            (Some(one), None) => {
+                let decoder = std::str::from_utf8(one).ok().and_then(Decoder::new);
+                decoder.map_or(Self::Unknown, Self::Compressed)
+            }
+            (Some(_), Some(_)) => Self::Unknown,
+        }
+    }
+
+    /// Whether the body can be read.
+    pub(super) fn is_readable(&self) -> bool {
+        !matches!(self, Self::Unknown)
+    }
+
+    /// What decodes the body, where that is needed and possible.
+    pub(super) fn decoder(self) -> Option<Decoder> {
+        match self {
+            Self::Compressed(decoder) => Some(decoder),
+            Self::Identity | Self::Unknown => None,
+        }
+    }
+}
+
+/// Removes, in place, what was true of the bytes as they came and no longer is, since they were decoded or cut.
+pub(super) fn shed_form(headers: &mut HeaderMap) {
+    const FORM: [HeaderName; 4] =
+        [header::CONTENT_LENGTH, header::CONTENT_ENCODING, header::ETAG, header::ACCEPT_RANGES];
+    headers::shed_digests(headers);
+    for name in FORM {
+        headers.remove(name);
+    }
+}
+
+/// Reads what is already there of a body that nobody wants, so that its connection may serve again; never waits.
+pub(super) async fn spare(mut body: upstream::Body) {
+    let mut read = 0;
+    poll_fn(|cx| {
+        while read < BUSY_BODY {
+            let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(cx) else { break };
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// What was read of a body.
+#[derive(Debug)]
+pub(super) enum Read {
+    /// All of it.
+    Whole(Bytes),
+    /// More than the limit; this much, and the rest is still to come.
+    Begun(Bytes),
+}
+
+/// Reads a body whole, or until it exceeds `limit`. What is compressed may be small only on the wire: no piece of it may
+/// be larger than `piece` when it is decoded.
+pub(super) async fn read(
+    body: &mut upstream::Body,
+    held: &mut Held,
+    decoder: &mut Option<Decoder>,
+    limit: usize,
+    piece: usize,
+) -> Result<Read, Failure> {
+    let mut all = BytesMut::new();
+    let mut first = Bytes::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(chunk) = frame?.into_data() else { continue };
+        let chunk = match decoder {
+            Some(decoder) => decoder.push(&chunk, piece)?,
+            None => chunk,
+        };
+        if first.is_empty() && all.is_empty() {
+            first = chunk;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&chunk);
+        }
+        let size = first.len() + all.len();
+        if size > limit {
+            return Ok(Read::Begun(if all.is_empty() { first } else { all.freeze() }));
+        }
+        while !held.has_room(size == 0) {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        held.set(size);
+    }
+    if let Some(decoder) = decoder.take() {
+        decoder.finish()?;
+    }
+    Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))
+}
