@@ -138,11 +138,10 @@ impl Exchange {
         }
     }
 
-    /// The upstream's response is complete in the sidecar.
-    pub fn answered(&self) {
-        if let Some(entry) = &self.entry {
-            entry.running.answered();
-        }
+    /// The upstream's response is complete in the sidecar. False if a cancel came first: then it is not sent.
+    #[must_use]
+    pub fn answered(&self) -> bool {
+        self.entry.as_ref().is_none_or(|entry| entry.running.answered())
     }
 
     /// The response has been handed to the node's connection: completed, whatever the node does next.
@@ -191,7 +190,9 @@ impl Exchange {
         // Without a moment of its own the hang-up is this drop: what was held upstream was dropped just before.
         record.cancel_ms = Some(at.map_or(Duration::ZERO, |at| at.elapsed()));
         let cancels = self.request.as_ref().is_some_and(|request| request.cancels_on_disconnect);
-        if by == CancelledBy::Disconnect && cancels && !self.upstream_ended {
+        // Where the response is complete there is nothing left to cancel, delivered or not (J-01).
+        let answered = self.entry.as_ref().is_some_and(|entry| entry.running.is_answered());
+        if by == CancelledBy::Disconnect && cancels && !answered && !self.upstream_ended {
             self.notify_upstream();
         }
     }
@@ -228,6 +229,17 @@ fn task_ttl(result: &[u8]) -> Option<Duration> {
     }
     let task: Task = serde_json::from_slice(result).ok()?;
     Duration::try_from_secs_f64(task.ttl_ms? / 1000.0).ok()
+}
+
+/// What the node is told of a cancel that is not its own; nothing of one that is.
+pub fn told(by: CancelledBy) -> Option<Failure> {
+    let (reason, message) = match by {
+        CancelledBy::Admin => (Reason::Killed, "the call was ended by the operator"),
+        CancelledBy::Policy => (Reason::Policy, "the tool is denied now"),
+        CancelledBy::Drain => (Reason::Draining, "the sidecar is shutting down"),
+        CancelledBy::Notification | CancelledBy::Disconnect => return None,
+    };
+    Some(Failure::unknown(reason, message))
 }
 
 /// How a response counts in the log.

@@ -127,15 +127,18 @@ impl Sidecar {
                 running.close();
             }
         }
-        if time::timeout(limit, self.registry.empty()).await.is_ok() {
-            return;
+        if time::timeout(limit, self.registry.empty()).await.is_err() {
+            for running in self.registry.all() {
+                running.cancel(CancelledBy::Drain);
+                running.close();
+            }
         }
-        for running in self.registry.all() {
-            running.cancel(CancelledBy::Drain);
-            running.close();
-        }
-        // What is cut still has to be told to its node.
-        let _ = time::timeout(Duration::from_secs(1), self.registry.empty()).await;
+        // What is cut still has to be told to its node, and in legacy to its server.
+        let told = async {
+            self.registry.empty().await;
+            self.canceller.settled().await;
+        };
+        let _ = time::timeout(LAST_WORDS, told).await;
     }
 
     /// Answers one request. Never fails: every failure is an answer, and every exchange has its line in the log.
@@ -263,10 +266,13 @@ fn drainable(parts: &Parts, body: Incoming) -> Option<Incoming> {
 fn left(mut exchange: Exchange) -> Response<Body> {
     exchange.left = Some(time::Instant::now());
     exchange.settle_cancelled();
-    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled));
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
+
+/// How long a drain waits for what it has cut.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How much of a refused body is read so that the node can read the refusal, and for how long.
 const DRAIN_BYTES: usize = 16 * 1024 * 1024;
@@ -284,7 +290,7 @@ fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> 
             while let Some(Ok(_)) = rest.frame().await {}
         }));
     }
-    let mut response = Response::new(held::whole(exchange, refusal.body(), Outcome::Refused, false));
+    let mut response = Response::new(held::whole(exchange, refusal.body(), Outcome::Refused));
     *response.status_mut() = refusal.status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -154,6 +154,18 @@ impl Upstream {
         self.seen.wait("a request", show, |seen| seen.requests.iter().find(|r| wanted(r)).cloned())
     }
 
+    /// Waits until `count` requests have come that `wanted` is true of.
+    pub fn wait_requests(&self, wanted: impl Fn(&Request) -> bool, count: usize) {
+        self.seen.wait(&format!("{count} requests"), show, |seen| {
+            (seen.requests.iter().filter(|request| wanted(request)).count() >= count).then_some(())
+        });
+    }
+
+    /// Every whole request so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.seen.lock().requests.clone()
+    }
+
     /// Waits until connection `number`, counted from 0, has been closed.
     pub fn wait_closed(&self, number: usize) -> Connection {
         let what = format!("connection {number} to close");
@@ -196,7 +208,11 @@ impl Reply {
         Self { stream, connection, seen: seen.clone(), open: true }
     }
 
-    /// The connection's request number `answered`, or `None` when it ends without one.
+    /// The connection's request of that number, from 0, or `None` when it ends without one.
+    pub fn request(&self, number: usize) -> Option<Request> {
+        self.next_request(number)
+    }
+
     fn next_request(&self, answered: usize) -> Option<Request> {
         let me = self.connection;
         self.seen.wait_unbounded(|seen| {
