@@ -31,9 +31,11 @@ pub use secret::SecretFile;
 pub use upstream::Connection;
 
 use crate::{
-    account, proxy, relay,
+    account, ledger, proxy, relay,
     secret::Secret,
     server::{self, Address},
+    store::{self, Store},
+    upstream::tls,
 };
 
 /// The environment, asked by name.
@@ -157,7 +159,7 @@ impl fmt::Debug for State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     /// Where committed results wait for a replay.
-    pub results: Results,
+    pub results: ledger::Keep,
     /// How long they wait.
     pub ttl: Duration,
     /// Bytes of one.
@@ -170,15 +172,16 @@ pub struct Ledger {
     pub max_keys: usize,
 }
 
-/// Where committed results wait for a replay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Results {
-    /// Nowhere.
-    Off,
-    /// In this process.
-    Memory,
-    /// In the state store.
-    Store,
+impl Ledger {
+    fn settings(&self) -> ledger::Settings {
+        ledger::Settings {
+            results: self.results,
+            ttl: self.ttl,
+            max_result: self.max_result,
+            max_total: self.max_total,
+            keys_ttl: self.keys_ttl,
+        }
+    }
 }
 
 /// One `[upstreams.NAME]`.
@@ -335,7 +338,28 @@ impl Config {
             hosts: self.auth.hosts.clone(),
             loopback: self.listen.is_loopback(),
         };
-        Ok(proxy::Settings { limits: self.limits.clone(), auth, routes })
+        Ok(proxy::Settings { limits: self.limits.clone(), auth, ledger: self.ledger.settings(), routes })
+    }
+
+    /// Opens the state store. Where the default file can't be made the error says how to choose another.
+    ///
+    /// # Errors
+    ///
+    /// In words: the store can't be opened, or is of a newer version.
+    pub async fn open_store(&self) -> Result<Arc<dyn Store>, String> {
+        let spec = match &self.state {
+            State::Memory => store::Spec::Memory,
+            State::Sqlite(path) => store::Spec::Sqlite(path.clone()),
+            State::Redis(url) => {
+                let tls = tls::client(&tls::Files::default(), true)?;
+                store::Spec::Redis(
+                    store::RedisSettings::from_url(url, &tls).map_err(|error| format!("state: {error}"))?,
+                )
+            }
+        };
+        let bounds =
+            store::Bounds { max_keys: self.ledger.max_keys, max_result_bytes: self.ledger.max_total };
+        store::open(&spec, bounds).await.map_err(|error| format!("state: {error}"))
     }
 
     /// The settings of the listener for nodes.

@@ -57,6 +57,8 @@ const RENEWAL: Duration = Duration::from_secs(5);
 const LAST_MOMENT: Duration = Duration::from_secs(4);
 /// A commit is awaited this long before the response is passed on all the same.
 const COMMIT: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for the store.
+const LAST_SETTLES: Duration = Duration::from_secs(2);
 /// Progress of a running attempt is stored at most this often.
 const REPORT: Duration = Duration::from_millis(250);
 /// Legacy calls whose stream ended with event ids, that wait for a resuming `GET`; the oldest are let go.
@@ -338,6 +340,20 @@ impl Ledger {
             return None;
         }
         parked.remove(&(scope.clone(), id.clone())).map(|parked| parked.claim)
+    }
+
+    /// Settles what is still open, for at most [`LAST_SETTLES`]: calls that wait for a resuming `GET` have an unknown end.
+    pub async fn close(&self) {
+        let parked = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(parked);
+        let settled = async {
+            while !self.leases().is_empty() {
+                time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if time::timeout(LAST_SETTLES, settled).await.is_err() {
+            tracing::warn!("the state store takes nothing: calls that just ended count as unknown");
+        }
     }
 
     fn leases(&self) -> std::sync::MutexGuard<'_, HashMap<String, Lease>> {

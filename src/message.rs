@@ -10,6 +10,7 @@ mod read;
 mod scan;
 pub mod splice;
 mod text;
+pub mod tools;
 
 use std::{collections::BTreeMap, ops::Range};
 

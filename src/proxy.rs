@@ -7,12 +7,15 @@
 mod admit;
 mod answer;
 mod forward;
+mod keyed;
+mod learn;
 mod post;
 mod read;
 mod settings;
 mod wait;
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     hash::{BuildHasher, RandomState},
     sync::{
@@ -40,7 +43,9 @@ use crate::{
     exchange::Exchange,
     headers,
     inflight::{Registry, Sort},
+    ledger::Ledger,
     limits::Places,
+    listing::Listing,
     relay::{Body, held},
     server::Peer,
     session::Sessions,
@@ -52,6 +57,10 @@ pub struct Sidecar {
     settings: ArcSwap<Settings>,
     registry: Arc<Registry>,
     sessions: Sessions,
+    listing: Listing,
+    /// When the store was asked for what is known of an upstream's tools.
+    recalled: tokio::sync::Mutex<HashMap<String, time::Instant>>,
+    ledger: Arc<Ledger>,
     canceller: Canceller,
     sink: Sink,
     clock: Clock,
@@ -85,11 +94,14 @@ enum Target {
 
 impl Sidecar {
     /// A sidecar under these settings. Must be called within a runtime.
-    pub fn new(settings: Settings, sink: Sink, clock: Clock) -> Arc<Self> {
+    pub fn new(settings: Settings, ledger: Arc<Ledger>, sink: Sink, clock: Clock) -> Arc<Self> {
         Arc::new(Self {
             settings: ArcSwap::from_pointee(settings),
             registry: Arc::default(),
             sessions: Sessions::default(),
+            listing: Listing::default(),
+            recalled: tokio::sync::Mutex::default(),
+            ledger,
             canceller: Canceller::start(),
             sink,
             clock,
@@ -105,6 +117,7 @@ impl Sidecar {
 
     /// Takes new settings; exchanges in flight go on under what they began with.
     pub fn reload(&self, settings: Settings) {
+        self.ledger.reload(settings.ledger.clone());
         self.settings.store(Arc::new(settings));
     }
 

@@ -26,6 +26,7 @@ use crate::{
     admin::Admin,
     clock::Clock,
     config::{Config, Flags, Log, process_environment, reload},
+    ledger::Ledger,
     proxy::{self, Sidecar},
     relay::Body,
     server::{self, Address, Listener},
@@ -74,9 +75,14 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
         Ok(opened) => opened,
         Err(error) => return failed(&format!("can't open the access log: {error}")),
     };
+    let store = match reloader.current().open_store().await {
+        Ok(store) => store,
+        Err(reason) => return failed(&reason),
+    };
+    let ledger = Ledger::start(store, settings.ledger.clone());
     announce(reloader.current(), listener.address(), admin_listener.as_ref().map(Listener::address));
 
-    let sidecar = Sidecar::new(settings, sink.clone(), Clock::system());
+    let sidecar = Sidecar::new(settings, Arc::clone(&ledger), sink.clone(), Clock::system());
     let admin = admin_listener.map(|listener| {
         serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
     });
@@ -110,6 +116,7 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
             ExitCode::from(FAILED)
         }
     };
+    ledger.close().await;
     // It has told what it could not write.
     let _ = block_in_place(|| log.close());
     code

@@ -11,7 +11,7 @@ use http::Uri;
 use tracing::level_filters::LevelFilter;
 
 use super::{
-    Auth, Config, Environment, Flags, Ledger, Log, Problems, Results, State, Tls, problem,
+    Auth, Config, Environment, Flags, Ledger, Log, Problems, State, Tls, problem,
     table::{Source, Table},
     upstream,
 };
@@ -23,15 +23,7 @@ const LISTEN: &str = "127.0.0.1:7080";
 pub(crate) const ADMIN: &str = "127.0.0.1:7081";
 
 /// Keys that are checked but have no effect yet; `*` is one segment, and what is below counts too.
-const WITHOUT_EFFECT: &[&str] = &[
-    "state",
-    "ledger",
-    "upstreams.*.approved",
-    "upstreams.*.idempotency_header",
-    "upstreams.*.listen",
-    "upstreams.*.policy",
-    "upstreams.*.tools",
-];
+const WITHOUT_EFFECT: &[&str] = &["upstreams.*.approved", "upstreams.*.listen", "upstreams.*.tools"];
 
 pub(super) fn config(
     text: &str,
@@ -262,13 +254,13 @@ fn tls(table: &mut Table<'_>) -> Option<Tls> {
 
 fn ledger(mut table: Table<'_>) -> Ledger {
     let results = table.text("results", |text| match text {
-        "off" => Ok(Results::Off),
-        "memory" => Ok(Results::Memory),
-        "store" => Ok(Results::Store),
+        "off" => Ok(crate::ledger::Keep::Off),
+        "memory" => Ok(crate::ledger::Keep::Memory),
+        "store" => Ok(crate::ledger::Keep::Store),
         _ => Err("must be \"off\", \"memory\" or \"store\"".into()),
     });
     let ledger = Ledger {
-        results: results.unwrap_or(Results::Memory),
+        results: results.unwrap_or(crate::ledger::Keep::Memory),
         ttl: table.timeout("ttl").unwrap_or(Duration::from_secs(3600)),
         max_result: table.size("max_result").unwrap_or(1 << 20),
         max_total: table.size("max_total").unwrap_or(64 << 20),

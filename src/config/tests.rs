@@ -1,3 +1,4 @@
+use crate::ledger;
 use std::{collections::HashMap, fs, path::Path, time::Duration};
 
 use tempfile::TempDir;
@@ -53,7 +54,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(limits.client_stall, Duration::from_secs(300));
     assert_eq!(config.connections.header_timeout, Duration::from_secs(10));
     assert!(!config.auth.open && config.auth.bearer.is_none() && config.tls.is_none());
-    assert_eq!(config.ledger.results, Results::Memory);
+    assert_eq!(config.ledger.results, ledger::Keep::Memory);
     assert_eq!([config.ledger.ttl.as_secs(), config.ledger.keys_ttl.as_secs()], [3600, 30 * 86400]);
     assert_eq!([config.ledger.max_result, config.ledger.max_total], [1 << 20, 64 << 20]);
     assert_eq!(config.ledger.max_keys, 1_000_000);

@@ -112,6 +112,8 @@ impl Upstream {
             cancel_grace: self.cancel_grace,
             legacy_disconnect: self.legacy_disconnect,
             relay: self.relay.clone(),
+            listing: Default::default(),
+            policy: crate::policy::Policy::new(self.policy.allow.clone(), self.policy.deny.clone()),
             state,
         }
     }

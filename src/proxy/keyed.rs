@@ -1,14 +1,12 @@
 //! A single `tools/call` as contract sections 5 to 7 see it: its identity, its key, its claim, and what goes into its
 //! `_meta`.
 
-use std::{sync::Arc, time::Duration};
-
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response};
 use tokio::time::Instant;
 
 use super::{
-    LegacyDisconnect, Sidecar, Turn,
+    LegacyDisconnect, Route, Sidecar, Turn,
     post::{Asked, KEY},
     refuse,
 };
@@ -21,10 +19,10 @@ use crate::{
     error::{Effect, Failure, INVALID_REQUEST, Reason, Refusal},
     headers,
     ledger::{
-        self, Claimed, Ledger,
+        self, Claimed,
         entry::{Attempt, Verdict, resume_text},
     },
-    listing::{Known, RetryClass},
+    listing::Known,
     message::{Era, Message, Meta, MetaObject},
     relay::{Body, clocks},
     store,
@@ -75,7 +73,9 @@ impl Sidecar {
         let own = match own.as_deref().map(serde_json::from_slice::<String>) {
             None => None,
             Some(Ok(own)) if !own.is_empty() => Some(own),
-            Some(_) => return Err(invalid(turn, message, "oz0/idempotency_key is no string, or an empty one")),
+            Some(_) => {
+                return Err(invalid(turn, message, "oz0/idempotency_key is no string, or an empty one"));
+            }
         };
         let said = said.as_deref().map(|said| std::str::from_utf8(said).unwrap_or_default());
         let identity = Identity::read(said, &turn.parts.headers)
@@ -84,7 +84,7 @@ impl Sidecar {
             Ok(identity) => identity,
             Err(error) => return Err(invalid(turn, message, &error.to_string())),
         };
-        let known = turn.route.listing.known(tool);
+        let known = self.known(&turn.route, tool).await;
         note(&mut turn, &identity, &known);
         if !turn.route.policy.allows(tool) {
             let failure = Failure::not_sent(Reason::Policy, "the tool is denied by the sidecar's policy");
@@ -166,7 +166,7 @@ impl Sidecar {
             Err(error) => return Err(self.away(turn, asked, &error)),
         };
         turn.exchange.account.record.attempt = Some(go.attempt);
-        let again = known.class != RetryClass::Unsafe;
+        let again = known.class.may_be_made_again();
         if go.attempt >= 2 {
             let text = resume_text(&go, again, known.resume);
             going.answer.extend(HeaderValue::try_from(&text).ok().map(|text| (RESUME_HEADER, text)));
@@ -213,6 +213,16 @@ impl Sidecar {
         }
     }
 
+    /// What is known of a tool. One that is not known here may be known to another sidecar on the same store.
+    async fn known(&self, route: &Route, tool: &str) -> Known {
+        let known = self.listing.known(&route.name, &route.listing, tool);
+        if known.listed {
+            return known;
+        }
+        self.recall(&route.name).await;
+        self.listing.known(&route.name, &route.listing, tool)
+    }
+
     /// The state store is away: nothing is sent whose key could not be claimed.
     fn away(&self, mut turn: Turn, asked: &Asked, error: &store::Error) -> Stopped {
         turn.exchange.account.record.reason = Some("store_unavailable");
@@ -222,9 +232,11 @@ impl Sidecar {
 
     fn refused(&self, mut turn: Turn, asked: &Asked, verdict: &Verdict) -> Response<Body> {
         let (reason, effect, message) = match verdict {
-            Verdict::Mismatch => {
-                (Reason::KeyMismatch, Effect::NotSent, "the key stands for a call with another tool or other arguments")
-            }
+            Verdict::Mismatch => (
+                Reason::KeyMismatch,
+                Effect::NotSent,
+                "the key stands for a call with another tool or other arguments",
+            ),
             Verdict::Changed => {
                 (Reason::Policy, Effect::NotSent, "the tool has changed since it was approved")
             }
@@ -279,7 +291,8 @@ async fn digest(message: &Message, body: &Bytes) -> Result<String, String> {
 /// The committed result, byte for byte, under the new id.
 fn replay(mut turn: Turn, asked: &Asked, result: &Bytes) -> Response<Body> {
     turn.exchange.account.record.replayed = Some(true);
-    turn.exchange.answered();
+    // A cancel that came first is told nothing more than this answer.
+    let _ = turn.exchange.answered();
     let id = asked.awaited.first().map(|id| id.token().to_vec()).unwrap_or_default();
     let body = [&br#"{"jsonrpc":"2.0","id":"#[..], &id, br#","result":"#, result, b"}"].concat();
     Sidecar::told(turn.exchange, body.into(), asked.accepts_json, Outcome::Ok)
@@ -301,15 +314,9 @@ fn quoted(text: &str) -> String {
 
 /// A whole number is written as one.
 fn number(value: f64) -> serde_json::Value {
-    if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 { (value as i64).into() } else { value.into() }
-}
-
-/// What all exchanges share of the ledger.
-pub(super) fn own_token(ledger: &Arc<Ledger>, token: Option<&crate::message::Id>) -> bool {
-    token.is_some_and(|token| ledger.is_own_token(token))
-}
-
-/// The longest that a call may run, from its start.
-pub(super) fn until(turn: &Turn) -> Instant {
-    turn.exchange.account.opened() + turn.route.max_timeout.min(Duration::from_secs(365 * 24 * 3600))
+    if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 {
+        (value as i64).into()
+    } else {
+        value.into()
+    }
 }

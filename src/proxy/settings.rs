@@ -5,7 +5,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use http::{HeaderMap, HeaderValue, Uri, uri::PathAndQuery};
 
-use crate::{limits::Places, relay, secret::Secret, upstream::Upstream};
+use crate::{
+    ledger, limits::Places, listing::Rules, policy::Policy, relay, secret::Secret, upstream::Upstream,
+};
 
 /// Everything a reload may change, as one value: an exchange goes on under the one it began with.
 #[derive(Debug)]
@@ -14,6 +16,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Who may ask.
     pub auth: Auth,
+    /// How long what is known of keyed calls is kept.
+    pub ledger: ledger::Settings,
     /// The upstreams by the first segment of the path they are served at.
     pub routes: HashMap<String, Arc<Route>>,
 }
@@ -79,6 +83,10 @@ pub struct Route {
     pub legacy_disconnect: LegacyDisconnect,
     /// How its streams are relayed.
     pub relay: relay::Settings,
+    /// What the operator says of its tools.
+    pub listing: Rules,
+    /// Which of its tools may be called.
+    pub policy: Policy,
     /// What it keeps while it runs.
     pub state: RouteState,
 }

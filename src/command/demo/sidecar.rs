@@ -12,6 +12,7 @@ use crate::{
     account::{log::Sink, metrics::Metrics},
     clock::Clock,
     config::{self, Config, Flags},
+    ledger::Ledger,
     proxy,
     server::{self, Address, Listener},
 };
@@ -68,7 +69,9 @@ impl Sidecar {
             return Err("the demo listens on TCP".to_owned());
         };
         let (sink, lines) = Sink::lines(LINES, Arc::new(Metrics::new()));
-        let flow = proxy::Sidecar::new(config.proxy_settings().map_err(words)?, sink, Clock::system());
+        let settings = config.proxy_settings().map_err(words)?;
+        let ledger = Ledger::start(config.open_store().await?, settings.ledger.clone());
+        let flow = proxy::Sidecar::new(settings, ledger, sink, Clock::system());
         let service = tower::service_fn(move |request| Arc::clone(&flow).handle(request));
         let (keep, fixed) = watch::channel(Arc::new(config.server_settings().map_err(words)?));
         let mut serving = JoinSet::new();
