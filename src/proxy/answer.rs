@@ -477,6 +477,11 @@ fn pass_through(
         let unsure = head.status.is_server_error() || head.status.is_success();
         claim.ends(if unsure { State::Unknown } else { State::Failed });
     }
+    // A stream that can't be read, since its coding is not known, must not be held up behind this hop either.
+    if head.status == StatusCode::OK && headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM)
+    {
+        headers::force_stream(&mut head.headers);
+    }
     let never_sent = turn.parts.method == Method::HEAD;
     let outcome = by_status(head.status);
     let mut response =
@@ -499,6 +504,9 @@ fn stream_answer(
     decoder: Option<Decoder>,
 ) -> Response<Body> {
     let limits = &turn.settings.limits;
+    // Validators and digests are of other bytes: comments are cut out, and a coding is undone.
+    headers::shed_digests(&mut headers);
+    headers.remove(header::ETAG);
     if decoder.is_some() {
         shed_form(&mut headers);
     }
@@ -508,6 +516,7 @@ fn stream_answer(
     let body = stream::relay(Start {
         exchange: turn.exchange,
         awaited,
+        endless,
         upstream,
         decoder,
         settings: turn.route.relay.clone(),
