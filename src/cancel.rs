@@ -18,7 +18,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::{inflight::Scope, message::Id, proxy::Route, upstream::Sent};
+use crate::{inflight::Scope, ledger::Ledger, message::Id, proxy::Route, upstream::Sent};
 
 /// Notices that wait to be taken up; beyond it they are dropped, and the log says so.
 const QUEUE: usize = 1024;
@@ -76,6 +76,8 @@ pub struct Notice {
     pub retry: Duration,
     /// The sidecar gives up (clock, drain): it does not wait.
     pub now: bool,
+    /// Where the call's claim is parked while its node may resume; with the notice that is over.
+    pub ledger: Arc<Ledger>,
 }
 
 impl Notice {
@@ -191,6 +193,8 @@ fn lock(resumes: &Mutex<Resumes>) -> MutexGuard<'_, Resumes> {
 }
 
 async fn post(notice: Notice) {
+    // Dropping the claim settles it: the end is unknown.
+    drop(notice.ledger.unpark(&notice.scope, &notice.id));
     let mut request = Request::new(notice.message());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = notice.route.target(None);

@@ -13,15 +13,16 @@ use crate::{
     account::{Account, CancelledBy, Outcome},
     cancel::Notice,
     error::{Effect, Failure, Progress, Reason},
-    inflight::Entry,
-    ledger::{Claim, entry},
+    inflight::{Entry, Running, Scope},
+    ledger::{Claim, Ledger, entry},
     limits::{Held, Permit},
     message::{
         Era, Id,
         answer::{Answer, Response},
     },
-    proxy::Route,
+    proxy::{Route, Sidecar},
     relay::terminal::State,
+    store::BoxFuture,
 };
 
 /// What only requests have.
@@ -35,12 +36,39 @@ pub struct Request {
     pub progress_token: Option<Id>,
     /// The token that the sidecar added: its progress is kept back.
     pub added_token: Option<Id>,
+    /// When its maximum is reached.
+    pub until: Instant,
     /// The tool's progress may carry resume tokens.
     pub resumable: bool,
     /// A legacy node that hangs up means `notifications/cancelled` too (contract section 8, J-01).
     pub cancels_on_disconnect: bool,
     /// The `notifications/cancelled` that a clock, a drain or a hang-up sends; none in modern and where it must not be sent.
     pub notice: Option<Notice>,
+}
+
+/// Where the tools of an answer are learnt.
+#[derive(Debug)]
+pub struct Learns {
+    /// By whom.
+    pub sidecar: Arc<Sidecar>,
+    /// Of which upstream.
+    pub upstream: String,
+}
+
+impl Learns {
+    /// Learns the tools of an answer.
+    pub fn learn(self, answer: Bytes) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.sidecar.learn(&self.upstream, answer).await })
+    }
+}
+
+/// Whose calls may be answered on a `GET` stream.
+#[derive(Debug)]
+pub struct Resumes {
+    /// Where they are parked.
+    pub ledger: Arc<Ledger>,
+    /// The session's.
+    pub scope: Scope,
 }
 
 /// One open exchange.
@@ -54,6 +82,10 @@ pub struct Exchange {
     pub request: Option<Request>,
     /// Its claim, if it is a keyed call; settled when its end is known, at the latest with the exchange.
     pub claim: Option<Claim>,
+    /// The answer shows tools.
+    pub learns: Option<Learns>,
+    /// A `GET` stream, on which the responses of earlier calls may come.
+    pub resumes: Option<Resumes>,
     /// Its place among what runs.
     pub entry: Option<Entry>,
     /// When its node was seen to be gone.
@@ -76,6 +108,8 @@ impl Exchange {
             era: Era::Legacy,
             request: None,
             claim: None,
+            learns: None,
+            resumes: None,
             entry: None,
             left: None,
             upstream_ended: false,
@@ -163,6 +197,14 @@ impl Exchange {
         record.progress.map(|progress| Progress { progress, total: record.total })
     }
 
+    /// The call's response may still come on a `GET` of its session: its claim waits for that, until its clock runs out.
+    pub fn park(&mut self) {
+        let Some((request, entry)) = self.request.as_ref().zip(self.entry.as_ref()) else { return };
+        if let (Some(claim), Some(id)) = (self.claim.take(), request.id.clone()) {
+            claim.park(entry.scope().clone(), id, request.until);
+        }
+    }
+
     /// POSTs the legacy `notifications/cancelled`, if this exchange has one to send. At most once.
     pub fn notify_upstream(&mut self) {
         if let Some(notice) = self.request.as_mut().and_then(|request| request.notice.take()) {
@@ -192,7 +234,15 @@ impl Exchange {
         let cancels = self.request.as_ref().is_some_and(|request| request.cancels_on_disconnect);
         // Where the response is complete there is nothing left to cancel, delivered or not (J-01).
         let answered = self.entry.as_ref().is_some_and(|entry| entry.running.is_answered());
-        if by == CancelledBy::Disconnect && cancels && !answered && !self.upstream_ended {
+        if by != CancelledBy::Disconnect || answered {
+            return;
+        }
+        let notice = self.request.as_ref().and_then(|request| request.notice.as_ref());
+        if notice.is_some_and(|notice| !notice.event_ids.is_empty()) {
+            // The node may resume by `GET`.
+            self.park();
+        }
+        if cancels && !self.upstream_ended {
             self.notify_upstream();
         }
     }
@@ -240,6 +290,12 @@ pub fn told(by: CancelledBy) -> Option<Failure> {
         CancelledBy::Notification | CancelledBy::Disconnect => return None,
     };
     Some(Failure::unknown(reason, message))
+}
+
+/// What the node is told where the claim was lost.
+pub fn lease_lost(running: &Running) -> Option<Failure> {
+    let message = "the call's claim could not be renewed, the call was closed";
+    running.is_lease_lost().then(|| Failure::unknown(Reason::LeaseLost, message))
 }
 
 /// How a response counts in the log.

@@ -11,7 +11,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -60,6 +60,8 @@ pub struct Running {
     pub terminal: Terminal,
     /// When it began.
     pub started: Instant,
+    /// The upstream and the tool, where it is a call.
+    pub call: OnceLock<(Arc<str>, String)>,
     answered: AtomicBool,
     lease_lost: AtomicBool,
     phase: AtomicU8,
@@ -82,6 +84,7 @@ impl Running {
             era,
             terminal: Terminal::new(),
             started: Instant::now(),
+            call: OnceLock::new(),
             answered: AtomicBool::new(false),
             lease_lost: AtomicBool::new(false),
             phase: AtomicU8::new(RUNS),

@@ -127,7 +127,7 @@ struct Parked {
 #[derive(Debug)]
 pub enum Claimed {
     /// It runs.
-    Run(Claim, Go),
+    Run(Box<Claim>, Go),
     /// The committed result, as the upstream wrote it.
     Replay(Bytes),
     /// It does not run.
@@ -282,7 +282,7 @@ impl Ledger {
             update_with(&*self.store, names, move |view: &View<'_>| decide(view, &asked, held, ttl)).await,
         )?;
         Ok(match verdict {
-            Verdict::Run(go) => Claimed::Run(self.enter(name, attempt, running), go),
+            Verdict::Run(go) => Claimed::Run(Box::new(self.enter(name, attempt, running)), go),
             Verdict::Replay => match in_memory.map(|held| held.result).or(stored) {
                 Some(result) => Claimed::Replay(result),
                 None => Claimed::Refused(Verdict::Busy),
@@ -446,6 +446,12 @@ impl Claim {
         }
     }
 
+    /// Waits for the call's response on a `GET` of its session, at the longest until its clock runs out.
+    pub fn park(self, scope: Scope, id: Id, until: Instant) {
+        let ledger = self.ledger.clone();
+        ledger.park(scope, id, self, until);
+    }
+
     /// How the attempt stands if it is dropped now.
     pub fn ends(&mut self, state: State) {
         self.ends = state;
@@ -579,11 +585,8 @@ fn millis(duration: Duration) -> u64 {
 
 /// HMAC-SHA256, 32 hex digits of it.
 fn keyed(key: &[u8; 32], message: &[u8]) -> String {
-    let mut mac = match Hmac::<Sha256>::new_from_slice(key) {
-        Ok(mac) => mac,
-        // A key of any length fits.
-        Err(_) => return String::new(),
-    };
+    // A key of any length fits.
+    let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else { return String::new() };
     mac.update(message);
     hex(&mac.finalize().into_bytes()[..16])
 }

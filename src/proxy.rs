@@ -115,9 +115,17 @@ impl Sidecar {
         })
     }
 
-    /// Takes new settings; exchanges in flight go on under what they began with.
+    /// Takes new settings; exchanges in flight go on under what they began with, but calls that the new policy denies
+    /// are cut.
     pub fn reload(&self, settings: Settings) {
         self.ledger.reload(settings.ledger.clone());
+        for running in self.registry.all() {
+            let Some((upstream, tool)) = running.call.get() else { continue };
+            let denied = settings.routes.get(&**upstream).is_some_and(|route| !route.policy.allows(tool));
+            if denied && running.cancel(CancelledBy::Policy) {
+                running.close();
+            }
+        }
         self.settings.store(Arc::new(settings));
     }
 

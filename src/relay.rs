@@ -7,6 +7,7 @@ pub mod clocks;
 pub mod decode;
 pub mod held;
 pub mod queue;
+mod source;
 pub mod sse;
 pub mod stream;
 pub mod terminal;

@@ -104,16 +104,16 @@ impl Identity {
             Some(_) => return Err(invalid("oz0/call", "it is no object")),
         };
         let field = |name: &'static str| Field::find(headers, name);
-        let elapsed = seconds("elapsed", said.elapsed, field("oz0-elapsed")?, 0.0)?;
+        let elapsed = seconds("elapsed", said.elapsed.as_ref(), field("oz0-elapsed")?, 0.0)?;
         let mut identity = Self {
             job: text("job", said.job, field("oz0-job")?)?,
             activity: text("activity", said.activity, field("oz0-activity")?)?,
             session_start: text("session_start", said.session_start, field("oz0-session-start")?)?,
-            continued: whole("continued", said.continued, field("oz0-continued")?, 0)?.unwrap_or(0),
-            session: whole("session", said.session, field("oz0-session")?, 0)?,
-            k: whole("k", said.k, field("oz0-k")?, 1)?,
-            attempt: whole("attempt", said.attempt, field("oz0-attempt")?, 1)?,
-            time_limit: seconds("time_limit", said.time_limit, field("oz0-time-limit")?, f64::MIN_POSITIVE)?,
+            continued: whole("continued", said.continued.as_ref(), field("oz0-continued")?, 0)?.unwrap_or(0),
+            session: whole("session", said.session.as_ref(), field("oz0-session")?, 0)?,
+            k: whole("k", said.k.as_ref(), field("oz0-k")?, 1)?,
+            attempt: whole("attempt", said.attempt.as_ref(), field("oz0-attempt")?, 1)?,
+            time_limit: seconds("time_limit", said.time_limit.as_ref(), field("oz0-time-limit")?, f64::MIN_POSITIVE)?,
             elapsed: elapsed.unwrap_or_default(),
             said: object.is_some() || elapsed.is_some(),
         };
@@ -179,13 +179,13 @@ fn text(member: &'static str, given: Option<Given<String>>, field: Field) -> Res
 /// A whole number of at least `least`.
 fn whole(
     member: &'static str,
-    given: Option<Given<u64>>,
+    given: Option<&Given<u64>>,
     field: Field,
     least: u64,
 ) -> Result<Option<u64>, Invalid> {
     let bad = || invalid(member, "it is no whole number, or too small");
     let value = match given {
-        Some(Given(value)) => value.ok_or_else(bad)?,
+        Some(Given(value)) => (*value).ok_or_else(bad)?,
         None => match field.0 {
             None => return Ok(None),
             Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -200,13 +200,13 @@ fn whole(
 /// Seconds of at least `least`; more than a duration holds counts as the longest.
 fn seconds(
     member: &'static str,
-    given: Option<Given<f64>>,
+    given: Option<&Given<f64>>,
     field: Field,
     least: f64,
 ) -> Result<Option<Duration>, Invalid> {
     let bad = || invalid(member, "it is no number of seconds, or too small");
     let value = match given {
-        Some(Given(value)) => value.ok_or_else(bad)?,
+        Some(Given(value)) => (*value).ok_or_else(bad)?,
         None => match field.0 {
             None => return Ok(None),
             Some(text) => text.parse::<f64>().map_err(|_| bad())?,

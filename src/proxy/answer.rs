@@ -19,7 +19,7 @@ use crate::{
     account::{self, CancelledBy, Outcome, Stream},
     busy::{self, Busy},
     error::{self, Failure, Reason},
-    exchange::{self, Exchange},
+    exchange::{self, Exchange, Resumes},
     headers,
     inflight::Sort,
     ledger::entry::State,
@@ -121,7 +121,8 @@ impl Sidecar {
         mut decoder: Option<Decoder>,
     ) -> Response<Body> {
         let limits = &turn.settings.limits;
-        let limit = if asked.calls { limits.response_body } else { SMALL };
+        let whole = asked.calls || turn.exchange.learns.is_some();
+        let limit = if whole { limits.response_body } else { SMALL };
         let mut held = Held::new(self.held.clone(), limits.buffered);
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
         let compressed = decoder.is_some();
@@ -165,6 +166,9 @@ impl Sidecar {
             }
             None => bytes,
         };
+        if let Some(learns) = turn.exchange.learns.take() {
+            learns.learn(bytes.clone()).await;
+        }
         if let Some(claim) = turn.exchange.claim.take()
             && let Some(Answer::Response(response)) = answer::look(&bytes)
         {
@@ -353,6 +357,7 @@ impl Sidecar {
             self.canceller.resumed(&scope, id.as_bytes());
         }
         let sort = if resumes.is_some() { Sort::Uncancellable } else { Sort::Stream };
+        turn.exchange.resumes = Some(Resumes { ledger: self.ledger.clone(), scope: scope.clone() });
         turn.exchange.entry = Some(self.registry.enter(scope, None, sort, Era::Legacy));
         Ok(())
     }

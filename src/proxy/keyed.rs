@@ -156,7 +156,7 @@ impl Sidecar {
         going.answer.extend(header_value(&key).map(|value| (KEY_HEADER, value)));
         let go = match claimed {
             Ok(Claimed::Run(claim, go)) => {
-                turn.exchange.claim = Some(claim);
+                turn.exchange.claim = Some(*claim);
                 go
             }
             Ok(Claimed::Replay(result)) => return Err(with(replay(turn, asked, &result), going.answer)),

@@ -17,7 +17,7 @@ use crate::{
     busy::{self, Busy},
     cancel::Notice,
     error::{Failure, Reason, Refusal},
-    exchange::Request,
+    exchange::{Learns, Request},
     headers,
     inflight::{Scope, Sort},
     ledger::entry::State,
@@ -27,6 +27,7 @@ use crate::{
 
 const INITIALIZE: &str = "initialize";
 const CALL: &str = "tools/call";
+const LIST: &str = "tools/list";
 const LISTEN: &str = "subscriptions/listen";
 const CANCELLED: &str = "notifications/cancelled";
 
@@ -223,7 +224,7 @@ impl Sidecar {
     }
 
     /// Enters the request among what runs.
-    fn enter(&self, turn: &mut Turn, message: &Message, asked: &mut Asked, outgoing: &Outgoing) {
+    fn enter(self: &Arc<Self>, turn: &mut Turn, message: &Message, asked: &mut Asked, outgoing: &Outgoing) {
         let era = turn.exchange.era;
         let method = message.method.as_deref().unwrap_or_default();
         let task = era == Era::Legacy && message.params.task;
@@ -233,6 +234,10 @@ impl Sidecar {
             () => Sort::Request,
         };
         let entry = self.registry.enter(asked.scope.clone(), message.id.clone(), sort, era);
+        if let Some(tool) = message.params.name.as_ref().filter(|_| asked.call) {
+            // The entry is new.
+            let _ = entry.running.call.set((asked.scope.upstream.clone(), tool.clone()));
+        }
         let meta = match &message.params.meta {
             Meta::Object(meta) => Some(meta),
             _ => None,
@@ -252,16 +257,20 @@ impl Sidecar {
             event_ids: Vec::new(),
             retry: Duration::ZERO,
             now: false,
+            ledger: self.ledger.clone(),
         });
         turn.exchange.request = Some(Request {
             id: message.id.clone(),
             call: asked.call,
             progress_token: meta.and_then(|meta| meta.progress_token.clone()),
             added_token: None,
+            until: turn.exchange.account.opened() + turn.route.max_timeout,
             resumable: false,
             cancels_on_disconnect: legacy && wanted && method != "ping" && !method.starts_with("tasks/"),
             notice,
         });
+        turn.exchange.learns =
+            (method == LIST).then(|| Learns { sidecar: self.clone(), upstream: turn.route.name.clone() });
         turn.exchange.entry = Some(entry);
     }
 

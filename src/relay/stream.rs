@@ -30,6 +30,7 @@ use super::{
     clocks::{Clock, Clocks},
     decode::Decoder,
     queue::{Class, Queue, mark_refetch},
+    source::{Seen, Source},
     sse::{Event, Scanner},
 };
 use crate::{
@@ -38,11 +39,9 @@ use crate::{
     exchange::{self, Exchange},
     inflight::Running,
     limits::Held,
-    message::{
-        Era, Id,
-        answer::{self, Answer},
-    },
+    message::{Era, Id, answer},
     server::Peer,
+    store::BoxFuture,
     upstream,
 };
 
@@ -121,7 +120,10 @@ pub fn relay(start: Start) -> Body {
     });
     let mut state = shared.lock();
     let era = state.exchange.era;
-    let token = state.exchange.request.as_ref().and_then(|request| request.progress_token.clone());
+    let request = state.exchange.request.as_ref();
+    let token = request.and_then(|request| request.progress_token.clone());
+    let added = request.and_then(|request| request.added_token.clone());
+    let ledger = state.exchange.resumes.as_ref().map(|resumes| resumes.ledger.clone());
     state.held.set(0);
     drop(state);
     let pump = Pump {
@@ -130,9 +132,13 @@ pub fn relay(start: Start) -> Body {
         scanner: Scanner::new(start.event_limit),
         encoded: Bytes::new(),
         backlog: VecDeque::new(),
+        settling: None,
+        closing: None,
         source: Source {
             era,
             token,
+            added,
+            ledger,
             awaited: start.awaited,
             endless: start.endless,
             ids_seen: false,
@@ -263,6 +269,36 @@ impl State {
         Some(bytes)
     }
 
+    /// Takes one event for the node.
+    fn push(&mut self, event: Event, class: Class, now: Instant) {
+        if self.muted {
+            return;
+        }
+        if self.queue.is_empty() {
+            self.taken = now;
+        }
+        self.queue.push(event, class, now);
+        // While the node keeps up its connection waits for more, or has not begun to: what may go out goes out as it
+        // came, and only what is behind that can become adjacent and coalesce.
+        if self.reader.is_some() || !self.begun {
+            self.fill(now);
+        }
+        self.queue.detach_newest();
+    }
+
+    /// Notes the request's progress.
+    fn progress(&mut self, progress: f64, total: Option<f64>, token: Option<&str>) {
+        let record = &mut self.exchange.account.record;
+        if record.progress.is_none_or(|before| progress > before) {
+            record.progress = Some(progress);
+            record.total = total;
+        }
+        let takes_part = self.exchange.request.as_ref().is_some_and(|request| request.resumable);
+        if let Some(claim) = &mut self.exchange.claim {
+            claim.progress(progress, total, token.filter(|_| takes_part));
+        }
+    }
+
     /// Whether the pump may push this event. A muted stream takes everything, and forgets it.
     fn has_room(&self, event: Option<&Event>) -> bool {
         self.muted
@@ -314,120 +350,6 @@ impl Drop for State {
     }
 }
 
-/// What is known of the stream's content so far.
-#[derive(Debug)]
-struct Source {
-    era: Era,
-    token: Option<Id>,
-    awaited: Vec<Id>,
-    endless: bool,
-    /// The node has an event id to resume from (legacy). An empty one takes it away (WHATWG HTML § 9.2.6).
-    ids_seen: bool,
-    /// Every awaited response has come.
-    answered: bool,
-}
-
-/// What one event means to the pump.
-struct Seen {
-    class: Option<Class>,
-    event: Event,
-    outcome: Option<Outcome>,
-    message: bool,
-    asks: Option<Id>,
-    progress: Option<(f64, Option<f64>)>,
-    forged: u64,
-}
-
-impl Source {
-    fn see(&mut self, event: Event) -> Seen {
-        let mut seen = Seen {
-            class: Some(Class::Kept),
-            event,
-            outcome: None,
-            message: false,
-            asks: None,
-            progress: None,
-            forged: 0,
-        };
-        let answer = seen.event.data.as_deref().and_then(answer::look);
-        let Some(answer) = answer else { return seen };
-        seen.message = true;
-        match answer {
-            Answer::Response(response) => self.response(&mut seen, response),
-            Answer::Batch(answers) => {
-                if let Some(forged) = answers.iter().find_map(Answer::forged) {
-                    seen.cut_forged(forged);
-                }
-                for answer in &answers {
-                    if let Answer::Response(response) = answer {
-                        self.awaited.retain(|id| response.id.as_ref() != Some(id));
-                    }
-                }
-                self.all_answered(&mut seen, Outcome::Ok);
-            }
-            Answer::Request { id, .. } if self.era == Era::Legacy => seen.asks = Some(id),
-            Answer::Progress(progress) => self.progress(&mut seen, progress),
-            Answer::Request { .. } | Answer::Notification(_) => {}
-        }
-        seen
-    }
-
-    fn response(&mut self, seen: &mut Seen, response: answer::Response) {
-        if response.forged {
-            seen.cut_forged(&response);
-        }
-        let before = self.awaited.len();
-        self.awaited.retain(|id| response.id.as_ref() != Some(id));
-        if self.awaited.len() < before {
-            let outcome = exchange::outcome(Some(&Answer::Response(response)));
-            self.all_answered(seen, outcome);
-        }
-    }
-
-    /// Whether this is, or holds, a response that the stream is there for; on a `GET` that may be any.
-    fn awaits(&self, answer: &Answer) -> bool {
-        match answer {
-            Answer::Response(response) if self.endless && self.awaited.is_empty() => response.id.is_some(),
-            Answer::Response(response) => response.id.as_ref().is_some_and(|id| self.awaited.contains(id)),
-            Answer::Batch(answers) => answers.iter().any(|answer| self.awaits(answer)),
-            _ => false,
-        }
-    }
-
-    fn all_answered(&mut self, seen: &mut Seen, outcome: Outcome) {
-        if self.awaited.is_empty() && !self.answered {
-            self.answered = true;
-            seen.class = Some(Class::Final);
-            seen.outcome = Some(outcome);
-        }
-    }
-
-    /// Contract section 9, rule 5; the part about rising values is the queue's.
-    fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
-        let stray = self.era == Era::Modern && (self.answered || progress.token != self.token);
-        if !stray && progress.token.is_some() && progress.token == self.token {
-            seen.progress = progress.progress.map(|value| (value, progress.total));
-        }
-        seen.class = match progress.token {
-            _ if stray => None,
-            Some(token) => Some(Class::Progress { token, progress: progress.progress }),
-            None => Some(Class::Kept),
-        };
-    }
-}
-
-impl Seen {
-    /// Cuts out what only the sidecar may say.
-    fn cut_forged(&mut self, response: &answer::Response) {
-        let Some(data) = &self.event.data else { return };
-        let (cut, count) = answer::cut_forged(data, response);
-        if count > 0 {
-            self.event = self.event.with_data(cut);
-            self.forged = count as u64;
-        }
-    }
-}
-
 struct Pump {
     upstream: Option<upstream::Body>,
     decoder: Option<Decoder>,
@@ -436,6 +358,10 @@ struct Pump {
     scanner: Scanner,
     /// Events of the chunk at hand that the queue has no room for yet.
     backlog: VecDeque<Event>,
+    /// A response that waits until its end is stored.
+    settling: Option<Settling>,
+    /// The upstream's stream has ended; what was found still goes out.
+    closing: Option<Closing>,
     source: Source,
     clocks: Clocks,
     asking: bool,
@@ -446,6 +372,23 @@ struct Pump {
     timer: Pin<Box<Sleep>>,
     running: Option<Arc<Running>>,
     shared: Arc<Shared>,
+}
+
+/// A response that goes out once this is done: its end is stored, its tools are learnt.
+struct Settling {
+    work: BoxFuture<'static, ()>,
+    event: Event,
+    class: Class,
+}
+
+/// How the upstream's stream ended.
+enum Closing {
+    /// Cleanly.
+    Finished,
+    /// It broke.
+    Broken(Failure),
+    /// It cannot be relayed.
+    Unfit(Failure),
 }
 
 impl Future for Pump {
@@ -477,7 +420,7 @@ impl Pump {
         }
         self.upstream = None;
         let mut state = self.shared.lock();
-        match by.and_then(exchange::told) {
+        match by.and_then(exchange::told).or_else(|| exchange::lease_lost(&running)) {
             Some(failure) => fail(&mut state, &self.source, &failure),
             // The response is complete: what of it still waits for the node goes out, within the last words.
             None if self.source.answered && by.is_none() => {}
@@ -495,28 +438,42 @@ impl Pump {
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) {
         for _ in 0..CHUNKS {
-            if !self.deliver(cx) {
-                self.flush();
-                return;
+            let goes_on = self.poll_settled(cx).is_ready() && (self.closing.is_some() || self.deliver(cx));
+            if !goes_on {
+                return self.flush();
+            }
+            if self.settling.is_some() {
+                continue;
+            }
+            if self.closing.is_some() {
+                self.deliver_all();
+                if self.settling.is_none() {
+                    return self.close();
+                }
+                continue;
             }
             match self.poll_chunk(cx) {
-                Poll::Ready(Some(Ok(chunk))) => {
-                    if let Err(failure) = self.take(chunk) {
-                        self.deliver_all();
-                        self.fail(&failure);
-                        return;
-                    }
+                Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
+                Poll::Ready(Some(Err(error))) => self.closing = Some(Closing::Broken(error.into())),
+                Poll::Ready(None) => {
+                    self.finish_last();
+                    self.closing = Some(Closing::Finished);
                 }
-                Poll::Ready(Some(Err(error))) => return self.broken(&error.into()),
-                Poll::Ready(None) => return self.finished(),
-                Poll::Pending => {
-                    self.flush();
-                    return;
-                }
+                Poll::Pending => return self.flush(),
             }
         }
         self.flush();
         cx.waker().wake_by_ref();
+    }
+
+    /// Ready when no response waits for its end to be stored; one that did goes out.
+    fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(settling) = &mut self.settling else { return Poll::Ready(()) };
+        ready!(settling.work.as_mut().poll(cx));
+        if let Some(Settling { event, class, .. }) = self.settling.take() {
+            self.shared.lock().push(event, class, Instant::now());
+        }
+        Poll::Ready(())
     }
 
     /// The next bytes to look at: what is left of a chunk that is decoded piece by piece, or the upstream's next.
@@ -551,12 +508,15 @@ impl Pump {
         }
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        while state.has_room(self.backlog.front()) {
+        while self.settling.is_none() && state.has_room(self.backlog.front()) {
             let Some(event) = self.backlog.pop_front() else {
                 state.count_held();
                 return true;
             };
             self.give(&mut state, event);
+        }
+        if self.settling.is_some() {
+            return true;
         }
         state.pump = Some(cx.waker().clone());
         false
@@ -566,7 +526,9 @@ impl Pump {
     fn deliver_all(&mut self) {
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        while let Some(event) = self.backlog.pop_front() {
+        while self.settling.is_none()
+            && let Some(event) = self.backlog.pop_front()
+        {
             self.give(&mut state, event);
         }
     }
@@ -595,15 +557,11 @@ impl Pump {
         if seen.forged > 0 {
             state.exchange.account.forged(seen.forged);
         }
-        if let (Some(id), Some(entry)) = (seen.asks, &state.exchange.entry) {
-            entry.server_asks(id);
+        if let (Some(id), Some(entry)) = (&seen.asks, &state.exchange.entry) {
+            entry.server_asks(id.clone());
         }
-        if let Some((progress, total)) = seen.progress {
-            let record = &mut state.exchange.account.record;
-            if record.progress.is_none_or(|before| progress > before) {
-                record.progress = Some(progress);
-                record.total = total;
-            }
+        if let Some((progress, total, token)) = &seen.progress {
+            state.progress(*progress, *total, token.as_deref());
         }
         if let Some(outcome) = seen.outcome {
             if !state.exchange.answered() {
@@ -619,21 +577,15 @@ impl Pump {
         } else if self.source.answered && self.source.era == Era::Legacy {
             self.linger = Some(now + self.idle_timeout);
         }
-        let Some(class) = seen.class else {
-            state.queue.stray();
+        let Some(class) = seen.class.clone() else {
+            if !seen.kept_back {
+                state.queue.stray();
+            }
             return;
         };
-        if !state.muted {
-            if state.queue.is_empty() {
-                state.taken = now;
-            }
-            state.queue.push(seen.event, class, now);
-            // While the node keeps up its connection waits for more, or has not begun to: what may go out goes out as it
-            // came, and only what is behind that can become adjacent and coalesce.
-            if state.reader.is_some() || !state.begun {
-                state.fill(now);
-            }
-            state.queue.detach_newest();
+        match settles(state, &seen) {
+            Some(work) => self.settling = Some(Settling { work, event: seen.event, class }),
+            None => state.push(seen.event, class, now),
         }
     }
 
@@ -645,27 +597,26 @@ impl Pump {
         }
     }
 
-    /// The upstream ended its stream cleanly.
-    fn finished(&mut self) {
-        if let Some(last) = self.scanner.finish() {
-            if last.data.as_deref().and_then(answer::look).is_some_and(|last| self.source.awaits(&last)) {
-                self.backlog.push_back(last);
-            }
+    /// The last event, if it lacks its empty line and is what the stream is there for.
+    fn finish_last(&mut self) {
+        if let Some(last) = self.scanner.finish()
+            && last.data.as_deref().and_then(answer::look).is_some_and(|last| self.source.awaits(&last))
+        {
+            self.backlog.push_back(last);
         }
-        self.deliver_all();
-        if self.source.awaited.is_empty() || self.resumable() {
-            return self.end();
-        }
-        self.fail(&Failure::upstream("the upstream ended its stream without the response"));
     }
 
-    /// The upstream's stream broke.
-    fn broken(&mut self, failure: &Failure) {
-        self.deliver_all();
-        if self.source.awaited.is_empty() || self.resumable() {
-            return self.end();
+    /// Everything that was found has gone out: ends the node's stream as the upstream's ended.
+    fn close(&mut self) {
+        let lost = !self.source.awaited.is_empty();
+        match self.closing.take() {
+            Some(Closing::Unfit(failure)) => self.fail(&failure),
+            Some(Closing::Broken(failure)) if lost && !self.resumable() => self.fail(&failure),
+            Some(Closing::Finished) if lost && !self.resumable() => {
+                self.fail(&Failure::upstream("the upstream ended its stream without the response"));
+            }
+            _ => self.end(),
         }
-        self.fail(failure);
     }
 
     /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06). A subscription that is
@@ -678,6 +629,10 @@ impl Pump {
         self.upstream = None;
         let mut state = self.shared.lock();
         state.exchange.upstream_ended = true;
+        if self.source.ids_seen {
+            // Its response may still come on a `GET` of the session.
+            state.exchange.park();
+        }
         state.end();
     }
 
@@ -744,6 +699,9 @@ impl Pump {
                     Clock::Max => (Reason::MaxTimeout, "the call reached its maximum time"),
                 };
                 self.deliver_all();
+                if self.source.answered {
+                    return;
+                }
                 return self.fail(&Failure::unknown(reason, message));
             }
             if self.linger.is_some_and(|at| now >= at) {
@@ -778,6 +736,24 @@ fn poll_data(
             None => return Poll::Ready(None),
         }
     }
+}
+
+/// What has to be done before a response goes out.
+fn settles(state: &mut State, seen: &Seen) -> Option<BoxFuture<'static, ()>> {
+    let response = seen.response.as_ref()?;
+    let data = seen.event.data.clone()?;
+    let exchange = &mut state.exchange;
+    let claim = if seen.outcome.is_some() {
+        if let Some(learns) = exchange.learns.take() {
+            return Some(learns.learn(data));
+        }
+        exchange.claim.take()
+    } else {
+        let id = response.id.as_ref()?;
+        exchange.resumes.as_ref().and_then(|resumes| resumes.ledger.unpark(&resumes.scope, id))
+    };
+    let (ends, result, ttl) = exchange::settlement(&data, response);
+    claim.map(|claim| -> BoxFuture<'static, ()> { Box::pin(claim.finish(ends, result, ttl)) })
 }
 
 /// The error a node reads as the stream's last events, one for each id that still awaits its response.

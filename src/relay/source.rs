@@ -1,0 +1,157 @@
+//! What the events of one stream mean to its relay: which is the response, what is progress and whose, what a server
+//! asks (contract sections 7, 8 and 9).
+
+use std::sync::Arc;
+
+use super::{queue::Class, sse::Event};
+use crate::{
+    account::Outcome,
+    exchange,
+    ledger::Ledger,
+    message::{
+        Era, Id,
+        answer::{self, Answer},
+    },
+};
+
+/// What is known of the stream's content so far.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) era: Era,
+    /// The node's progress token.
+    pub(super) token: Option<Id>,
+    /// The progress token that the sidecar added: what names it is kept back.
+    pub(super) added: Option<Id>,
+    /// Knows the tokens that sidecars on its store add.
+    pub(super) ledger: Option<Arc<Ledger>>,
+    pub(super) awaited: Vec<Id>,
+    pub(super) endless: bool,
+    /// The node has an event id to resume from (legacy). An empty one takes it away (WHATWG HTML § 9.2.6).
+    pub(super) ids_seen: bool,
+    /// Every awaited response has come.
+    pub(super) answered: bool,
+}
+
+/// What one event means to the pump.
+pub(super) struct Seen {
+    pub(super) class: Option<Class>,
+    pub(super) event: Event,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) message: bool,
+    pub(super) asks: Option<Id>,
+    /// The response that it holds.
+    pub(super) response: Option<answer::Response>,
+    /// Progress of the request: value, total, and the resume token that came with it.
+    pub(super) progress: Option<(f64, Option<f64>, Option<String>)>,
+    /// Progress that only the sidecar asked for.
+    pub(super) kept_back: bool,
+    pub(super) forged: u64,
+}
+
+impl Source {
+    /// Looks at one event.
+    pub(super) fn see(&mut self, event: Event) -> Seen {
+        let mut seen = Seen {
+            class: Some(Class::Kept),
+            event,
+            outcome: None,
+            message: false,
+            asks: None,
+            response: None,
+            progress: None,
+            kept_back: false,
+            forged: 0,
+        };
+        let answer = seen.event.data.as_deref().and_then(answer::look);
+        let Some(answer) = answer else { return seen };
+        seen.message = true;
+        match answer {
+            Answer::Response(response) => self.response(&mut seen, response),
+            Answer::Batch(answers) => {
+                if let Some(forged) = answers.iter().find_map(Answer::forged) {
+                    seen.cut_forged(forged);
+                }
+                for answer in &answers {
+                    if let Answer::Response(response) = answer {
+                        self.awaited.retain(|id| response.id.as_ref() != Some(id));
+                    }
+                }
+                self.all_answered(&mut seen, Outcome::Ok);
+            }
+            Answer::Request { id, .. } if self.era == Era::Legacy => seen.asks = Some(id),
+            Answer::Progress(progress) => self.progress(&mut seen, progress),
+            Answer::Request { .. } | Answer::Notification(_) => {}
+        }
+        seen
+    }
+
+    fn response(&mut self, seen: &mut Seen, response: answer::Response) {
+        let response = if response.forged {
+            seen.cut_forged(&response);
+            // Its parts lie elsewhere now.
+            match seen.event.data.as_deref().and_then(answer::look) {
+                Some(Answer::Response(response)) => response,
+                _ => return,
+            }
+        } else {
+            response
+        };
+        seen.response = Some(response.clone());
+        let before = self.awaited.len();
+        self.awaited.retain(|id| response.id.as_ref() != Some(id));
+        if self.awaited.len() < before {
+            let outcome = exchange::outcome(Some(&Answer::Response(response)));
+            self.all_answered(seen, outcome);
+        }
+    }
+
+    /// Whether this is, or holds, a response that the stream is there for; on a `GET` that may be any.
+    pub(super) fn awaits(&self, answer: &Answer) -> bool {
+        match answer {
+            Answer::Response(response) if self.endless && self.awaited.is_empty() => response.id.is_some(),
+            Answer::Response(response) => response.id.as_ref().is_some_and(|id| self.awaited.contains(id)),
+            Answer::Batch(answers) => answers.iter().any(|answer| self.awaits(answer)),
+            _ => false,
+        }
+    }
+
+    fn all_answered(&mut self, seen: &mut Seen, outcome: Outcome) {
+        if self.awaited.is_empty() && !self.answered {
+            self.answered = true;
+            seen.class = Some(Class::Final);
+            seen.outcome = Some(outcome);
+        }
+    }
+
+    /// Contract section 9, rule 5; the part about rising values is the queue's.
+    fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
+        let added = progress.token.is_some() && progress.token == self.added;
+        let others = || match (&self.ledger, &progress.token) {
+            (Some(ledger), Some(token)) => ledger.is_own_token(token),
+            _ => false,
+        };
+        seen.kept_back = added || others();
+        let own = added || progress.token.is_some() && progress.token == self.token;
+        if own && !self.answered {
+            seen.progress = progress.progress.map(|value| (value, progress.total, progress.resume));
+        }
+        let stray = seen.kept_back || self.era == Era::Modern && (self.answered || !own);
+        seen.class = match progress.token {
+            _ if stray => None,
+            Some(token) => Some(Class::Progress { token, progress: progress.progress }),
+            None => Some(Class::Kept),
+        };
+    }
+}
+
+impl Seen {
+    /// Cuts out what only the sidecar may say.
+    fn cut_forged(&mut self, response: &answer::Response) {
+        let Some(data) = &self.event.data else { return };
+        let (cut, count) = answer::cut_forged(data, response);
+        if count > 0 {
+            self.event = self.event.with_data(cut);
+            self.forged = count as u64;
+        }
+    }
+}
