@@ -95,7 +95,6 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
     live(&mut reloader, &sidecar, &sink, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
-    tracing::info!(drain = ?drain, "draining");
     let end = async {
         sidecar.drain(drain).await;
         // A listener that is gone is stopped.
