@@ -155,6 +155,8 @@ async fn live(
                 admin.allow(&settings.auth);
             }
             sidecar.reload(settings);
+            // Said once it is true: who reads the line may ask at once.
+            tracing::info!("configuration reloaded");
         }
     }
 }
