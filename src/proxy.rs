@@ -143,6 +143,8 @@ impl Sidecar {
     /// or `limit` has passed and what still ran was cut.
     pub async fn drain(&self, limit: Duration) {
         self.draining.store(true, Ordering::Release);
+        // Said once it is true: who reads the line may ask at once.
+        tracing::info!(drain = ?limit, "draining");
         for running in self.registry.all() {
             if running.sort == Sort::Stream {
                 running.close();

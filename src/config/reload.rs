@@ -65,15 +65,12 @@ impl Reloader {
         None
     }
 
-    /// Reads everything again. `None`: it was refused, the log says why, and nothing changed. Blocks on the file
-    /// system.
+    /// Reads everything again; who takes the settings into use says that it was reloaded. `None`: it was refused, the log
+    /// says why, and nothing changed. Blocks on the file system.
     pub fn reload(&mut self, environment: Environment<'_>) -> Option<proxy::Settings> {
         self.watch.accept();
         match self.try_reload(environment) {
-            Ok(settings) => {
-                tracing::info!("configuration reloaded");
-                Some(settings)
-            }
+            Ok(settings) => Some(settings),
             Err(problems) => {
                 for problem in problems.iter() {
                     tracing::error!(
