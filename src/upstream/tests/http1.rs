@@ -257,6 +257,37 @@ async fn a_body_dropped_just_before_its_last_chunk_keeps_its_connection() {
 }
 
 #[tokio::test]
+async fn chunks_that_are_there_together_are_joined_and_their_end_comes_after_them() {
+    let server = Server::start().await;
+    let upstream = server.upstream();
+    let part = "p".repeat(6000);
+    for (ending, whole) in [("0\r\n\r\n", true), ("0\r\nx-checksum: 1\r\n\r\n", true), ("", false)] {
+        let serve = async {
+            let mut peer = server.accept().await;
+            peer.request().await;
+            let chunk = format!("1770\r\n{part}\r\n");
+            peer.write(&format!("{EVENTS}1\r\na\r\n1\r\nb\r\n{}{ending}", chunk.repeat(3))).await;
+        };
+        let (response, ()) = tokio::join!(send(&upstream, call("x")), serve);
+        let mut body = response.unwrap().into_body();
+        let first = next(&mut body).await.unwrap().unwrap();
+        assert!(first.starts_with(b"ab") && first.len() <= 16 * 1024, "{}", first.len());
+        let mut length = first.len();
+        let end = loop {
+            let frame = soon(std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx))).await;
+            match frame.map(|frame| frame.map(http_body::Frame::into_data)) {
+                Some(Ok(Ok(more))) => length += more.len(),
+                Some(Ok(Err(trailers))) => assert!(trailers.is_trailers()),
+                Some(Err(error)) => break Err(error),
+                None => break Ok(()),
+            }
+        };
+        assert_eq!(length, 2 + 3 * 6000);
+        assert_eq!(end.is_ok(), whole, "{end:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_truncated_body_ends_in_an_error() {
     let server = Server::start().await;
     let upstream = server.upstream();
