@@ -45,7 +45,7 @@ fn main() {
     })));
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
-    let spawned = Sender::Spawned(Client::builder(TokioExecutor::new()).build(connector), upstream);
+    let spawned = Sender::Spawned(Arc::new(Client::builder(TokioExecutor::new()).build(connector)), upstream);
     let (pool, spawned, task) = on_a_thread(|tell| serve_hops(pool, spawned, tell));
     let measuring = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     measuring.block_on(measure([pool, spawned], &task));
@@ -119,7 +119,7 @@ async fn call(hop: SocketAddr, path: &str, turns: usize) -> std::io::Result<()> 
 #[derive(Clone)]
 enum Sender {
     Pool(Arc<Upstream>),
-    Spawned(Client<HttpConnector, Full<Bytes>>, SocketAddr),
+    Spawned(Arc<Client<HttpConnector, Full<Bytes>>>, SocketAddr),
 }
 
 /// One listener for each; tells their addresses and the file with this thread's time.
