@@ -23,11 +23,11 @@ mod tests;
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
     HeaderValue, Method, Request, Response, Uri, Version,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE},
@@ -128,10 +128,10 @@ impl Upstream {
                 Taken::Http2(slot) => {
                     let (head, body) = self.for_http2(request)?;
                     let response = slot.send(head, body).await?;
-                    return Ok(response.map(|body| Body(Inner::Http2(body))));
+                    return Ok(response.map(|body| Body::new(Stream::Http2(body))));
                 }
                 Taken::Http1(connection) => match connection.send(request, &self.pool).await {
-                    Ok(response) => return Ok(response.map(|body| Body(Inner::Http1(body)))),
+                    Ok(response) => return Ok(response.map(|body| Body::new(Stream::Http1(body)))),
                     Err(http1::SendError::Failed(error)) => return Err(error),
                     // Closed since it was looked at, and hyper gave the request back: it was never begun. Each turn
                     // uses up an idle connection; a new one gets no second chance.
@@ -190,20 +190,72 @@ fn host(url: &Uri) -> HeaderValue {
     HeaderValue::try_from(authority).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
+/// Chunks that are ready together are joined up to this many bytes: each chunk costs whoever passes it on more than
+/// the copy. A quiet stream has nothing to join, and nothing waits for more to come.
+const JOIN: usize = 16 * 1024;
+
 /// An upstream's response body; owns the HTTP/1.1 connection it comes over and drives it.
 ///
 /// Read to its end, an HTTP/1.1 connection goes back to the pool; dropped before, it is closed, unless what was
 /// missing of the end has already arrived. An HTTP/2 stream dropped before its end is reset with `CANCEL`.
 ///
-/// Chunks are slices of the connection's read buffer (8 KiB and more): whoever keeps a small one for long should
-/// copy it.
+/// A chunk may be a slice of a larger buffer (8 to 64 KiB): whoever keeps a small one for long should copy it.
 #[derive(Debug)]
-pub struct Body(Inner);
+pub struct Body {
+    stream: Stream,
+    /// What came after the chunk that was given last, and could not be joined to it.
+    held: Option<Option<Result<Frame<Bytes>, Error>>>,
+}
 
 #[derive(Debug)]
-enum Inner {
+enum Stream {
     Http1(http1::Body),
     Http2(http2::Body),
+}
+
+impl Stream {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            Self::Http1(body) => body.poll_frame(cx),
+            Self::Http2(body) => body.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
+        }
+    }
+}
+
+impl Body {
+    fn new(stream: Stream) -> Self {
+        Self { stream, held: None }
+    }
+
+    /// Joins to `first` what is there already.
+    fn join(&mut self, first: Bytes, cx: &mut Context<'_>) -> Bytes {
+        let mut joined = BytesMut::new();
+        while first.len() < JOIN && !self.stream.is_end_stream() {
+            let Poll::Ready(next) = self.stream.poll_frame(cx) else { break };
+            let used = joined.len().max(first.len());
+            match next.as_ref().and_then(|next| next.as_ref().ok()?.data_ref()) {
+                Some(more) if used + more.len() <= JOIN => {
+                    if joined.is_empty() {
+                        joined.reserve(JOIN);
+                        joined.extend_from_slice(&first);
+                    }
+                    joined.extend_from_slice(more);
+                }
+                _ => {
+                    self.held = Some(next);
+                    break;
+                }
+            }
+        }
+        if joined.is_empty() { first } else { joined.freeze() }
+    }
 }
 
 impl http_body::Body for Body {
@@ -214,23 +266,32 @@ impl http_body::Body for Body {
     ///
     /// [`Error::Failed`] when the body ends before its end: short of its length, without its last chunk, reset.
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        match &mut self.get_mut().0 {
-            Inner::Http1(body) => body.poll_frame(cx),
-            Inner::Http2(body) => body.poll_frame(cx),
-        }
+        let this = self.get_mut();
+        let next = match this.held.take() {
+            Some(held) => held,
+            None => ready!(this.stream.poll_frame(cx)),
+        };
+        let Some(Ok(frame)) = next else { return Poll::Ready(next) };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(first) => Frame::data(this.join(first, cx)),
+            Err(trailers) => trailers,
+        })))
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            Inner::Http1(body) => body.is_end_stream(),
-            Inner::Http2(body) => body.is_end_stream(),
-        }
+        self.held.is_none() && self.stream.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            Inner::Http1(body) => body.size_hint(),
-            Inner::Http2(body) => body.size_hint(),
+        let left = match &self.stream {
+            Stream::Http1(body) => body.size_hint(),
+            Stream::Http2(body) => body.size_hint(),
+        };
+        match (&self.held, left.exact()) {
+            (Some(Some(Ok(held))), Some(left)) => {
+                SizeHint::with_exact(left + held.data_ref().map_or(0, |data| data.len() as u64))
+            }
+            _ => left,
         }
     }
 }

@@ -261,9 +261,11 @@ impl Sidecar {
                 Failure::unknown(Reason::MaxTimeout, "the call reached its maximum time")
             }
             Cut::Closed | Cut::Clock(_) => {
-                let by = exchange.entry.as_ref().and_then(|entry| entry.running.cancelled());
+                let running = exchange.entry.as_ref().map(|entry| entry.running.clone());
+                let by = running.as_ref().and_then(|running| running.cancelled());
+                let lost = running.and_then(|running| exchange::lease_lost(&running));
                 // Streams that a drain ends are closed without a cancel.
-                match exchange::told(by.map_or(CancelledBy::Drain, |(by, _)| by)) {
+                match lost.or_else(|| exchange::told(by.map_or(CancelledBy::Drain, |(by, _)| by))) {
                     Some(failure) => failure,
                     None => return empty_stream(exchange),
                 }

@@ -181,7 +181,7 @@ impl Pool {
         // Without a runtime (it is shutting down) nothing has to be looked after.
         let Ok(runtime) = Handle::try_current() else { return };
         state.swept = true;
-        runtime.spawn(sweep(Arc::downgrade(self), SWEEP.min(self.idle_timeout)));
+        runtime.spawn(sweep(Arc::downgrade(self), self.idle_timeout.clamp(SWEEP / 40, SWEEP)));
     }
 
     /// Closes what is stale; false when nothing is left to look after.

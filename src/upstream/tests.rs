@@ -1,5 +1,6 @@
 //! Against servers scripted byte by byte: what they saw is the promise.
 
+mod answer;
 mod http1;
 mod http2;
 mod socket;
@@ -17,6 +18,10 @@ use tokio::{
 };
 
 use super::{Body, Error, Sent, Settings, Upstream};
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+const EVENTS: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// Waits for what must happen soon: a test that would hang fails instead.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -50,6 +55,11 @@ async fn exchange(upstream: &Upstream, request: Request<Bytes>) -> Result<(Statu
 
 async fn send(upstream: &Upstream, request: Request<Bytes>) -> Result<Response<Body>, Error> {
     soon(upstream.send(request, &mut Sent::default())).await
+}
+
+/// The next chunk.
+async fn next(body: &mut Body) -> Option<Result<Bytes, Error>> {
+    Some(soon(body.frame()).await?.map(|frame| frame.into_data().expect("data")))
 }
 
 /// A listener on a free port.

@@ -1,39 +1,15 @@
-//! Pool, cancellation, truncation, and that nothing is ever sent twice (R-101, R-223, R-225, R-226, R-230; J-26).
+//! Reuse, cancellation, connecting, and that nothing is ever sent twice (R-223, R-230; J-26).
 
-use std::{sync::Arc, task::Poll};
+use std::{
+    future::{Future, poll_fn},
+    sync::Arc,
+    task::Poll,
+};
 
-use futures::{next, poll_once};
 use http_body::Body as _;
 use tokio::{net::TcpSocket, time::Instant};
 
 use super::*;
-
-const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-const EVENTS: &str =
-    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
-
-/// What a test needs of futures.
-mod futures {
-    use std::{
-        future::{Future, poll_fn},
-        pin::Pin,
-        task::Poll,
-    };
-
-    use bytes::Bytes;
-
-    use super::super::{Body, Error, soon};
-
-    /// The next chunk.
-    pub(super) async fn next(body: &mut Body) -> Option<Result<Bytes, Error>> {
-        let frame = soon(poll_fn(|cx| http_body::Body::poll_frame(Pin::new(&mut *body), cx))).await?;
-        Some(frame.map(|frame| frame.into_data().expect("data")))
-    }
-
-    pub(super) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
-        poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
-    }
-}
 
 #[tokio::test]
 async fn a_connection_read_to_its_end_is_used_again() {
@@ -257,145 +233,6 @@ async fn a_body_dropped_just_before_its_last_chunk_keeps_its_connection() {
 }
 
 #[tokio::test]
-async fn a_truncated_body_ends_in_an_error() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    for answer in [
-        format!("{EVENTS}5\r\nhello\r\n"),
-        format!("{EVENTS}5\r\nhel"),
-        format!("{EVENTS}5\r\nhello\r\n0\r\n"),
-        format!("{EVENTS}5\r\nhello\r\nzz\r\n"),
-        "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello".to_owned(),
-    ] {
-        for by_reset in [false, true] {
-            let serve = async {
-                let mut peer = server.accept().await;
-                peer.request().await;
-                peer.write(&answer).await;
-                if by_reset { reset(peer) } else { drop(peer) }
-            };
-            let (answer, ()) = tokio::join!(exchange(&upstream, call("x")), serve);
-            assert!(matches!(answer, Err(Error::Failed(_))), "{answer:?}");
-        }
-    }
-    assert!(server.is_quiet().await);
-}
-
-#[tokio::test]
-async fn a_body_that_ends_with_the_connection_is_whole_only_without_a_reset() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    for by_reset in [false, true] {
-        let serve = async {
-            let mut peer = server.accept().await;
-            peer.request().await;
-            peer.write("HTTP/1.0 200 OK\r\n\r\nhello").await;
-            if by_reset { reset(peer) } else { drop(peer) }
-        };
-        let (answer, ()) = tokio::join!(exchange(&upstream, call("x")), serve);
-        assert_eq!(answer.is_ok(), !by_reset, "{answer:?}");
-    }
-}
-
-#[tokio::test]
-async fn an_early_answer_arrives_although_the_upstream_stops_reading_and_closes() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    for pause in [50, 0] {
-        let serve = async {
-            let mut peer = server.accept().await;
-            while peer.unread.len() < 1024 {
-                peer.more().await;
-            }
-            peer.write(
-                "HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 4\r\n\r\nslow",
-            )
-            .await;
-            tokio::time::sleep(Duration::from_millis(pause)).await;
-        };
-        let body = vec![b'x'; 4 << 20];
-        let (answer, ()) = tokio::join!(exchange(&upstream, call(body)), serve);
-        let (status, body, _) = answer.unwrap();
-        assert_eq!((status.as_u16(), &body[..]), (429, &b"slow"[..]));
-        assert!(server.is_quiet().await);
-    }
-}
-
-#[tokio::test]
-async fn an_early_answer_over_a_connection_that_stays_open_is_not_reused() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    let serve = async {
-        let mut peer = server.accept().await;
-        peer.more().await;
-        peer.write("HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\nno").await;
-        peer.closed().await;
-        let mut peer = server.accept().await;
-        peer.request().await;
-        peer.write(OK).await;
-    };
-    let calls = async {
-        let (status, ..) = exchange(&upstream, call(vec![b'x'; 16 << 20])).await.unwrap();
-        assert_eq!(status, StatusCode::UNAUTHORIZED);
-        assert!(!exchange(&upstream, call("x")).await.unwrap().2.reused);
-    };
-    tokio::join!(serve, calls);
-}
-
-#[tokio::test]
-async fn what_a_proxy_must_mend_in_a_response_head_is_mended_and_the_rest_fails() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    for (head, whole) in [
-        ("HTTP/1.1 200 OK\r\nx-folded: a\r\n b\r\ncontent-length : 0\r\n\r\n", true),
-        ("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true),
-        ("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", false),
-        ("HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", false),
-        ("HTTP/1.1 200 OK\r\ncontent-length: +1\r\n\r\na", false),
-        ("HTTP/1.1 200 OK\r\nx y: 1\r\ncontent-length: 0\r\n\r\n", false),
-        ("ICY 200 OK\r\n\r\n", false),
-    ] {
-        let serve = async {
-            let mut peer = server.accept().await;
-            peer.request().await;
-            peer.write(head).await;
-        };
-        let (answer, ()) = tokio::join!(send(&upstream, call("x")), serve);
-        match answer {
-            Ok(response) if whole => {
-                if let Some(folded) = response.headers().get("x-folded") {
-                    assert_eq!(folded.to_str().unwrap().split_whitespace().collect::<Vec<_>>(), ["a", "b"]);
-                }
-            }
-            Err(Error::Failed(_)) if !whole => {}
-            other => panic!("{head:?}: {other:?}"),
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_head_of_30_kilobytes_is_read_and_one_without_end_is_not() {
-    let server = Server::start().await;
-    let upstream = server.upstream();
-    for (kilobytes, whole) in [(30, true), (80, false)] {
-        let serve = async {
-            let mut peer = server.accept().await;
-            peer.request().await;
-            let line = format!("x-filler: {}\r\n", "f".repeat(1012));
-            let _ = peer
-                .stream
-                .write_all(
-                    format!("HTTP/1.1 200 OK\r\n{}content-length: 0\r\n\r\n", line.repeat(kilobytes))
-                        .as_bytes(),
-                )
-                .await;
-        };
-        let (answer, ()) = tokio::join!(send(&upstream, call("x")), serve);
-        assert_eq!(answer.is_ok(), whole, "{kilobytes} kilobytes");
-    }
-}
-
-#[tokio::test]
 async fn nobody_listening_is_unreachable() {
     let server = Server::start().await;
     let upstream = server.upstream();
@@ -421,7 +258,7 @@ async fn a_connect_that_hangs_is_unreachable_in_time() {
     let filling: Vec<_> = (0..4).map(|_| Box::pin(TcpStream::connect(address))).collect();
     let mut connected = Vec::new();
     for mut connect in filling {
-        if let Poll::Ready(stream) = poll_once(&mut connect).await {
+        if let Poll::Ready(stream) = poll_fn(|cx| Poll::Ready(connect.as_mut().poll(cx))).await {
             connected.push(stream);
         }
         connected
