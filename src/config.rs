@@ -9,6 +9,7 @@
 mod problem;
 mod read;
 pub mod reload;
+mod remote;
 mod secret;
 mod table;
 mod units;
@@ -27,6 +28,7 @@ use http::HeaderMap;
 
 pub use problem::{Problem, Problems};
 pub(crate) use read::ADMIN;
+pub use remote::Remote;
 pub use secret::SecretFile;
 pub use upstream::Connection;
 
