@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand.
 
+pub mod approve;
 pub mod check;
 pub mod demo;
 pub mod health;
@@ -36,6 +37,11 @@ at once. SIGHUP, or a changed file, reads the configuration again and reopens th
 
 Exit codes: 0 done (also after a drain that had to cut calls), 1 failed at run time, 2 wrong usage or configuration";
 
+const APPROVE: &str = "\
+Secrets are only read from the environment variables and files that flags name.
+
+Exit codes: 0 done, 1 the server gave no listing, 2 wrong usage";
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -52,6 +58,19 @@ pub enum Command {
     Check {
         /// The configuration file (TOML)
         file: PathBuf,
+    },
+    /// Print the pin of a remote server's listing, for the `approved` file of its upstream
+    ///
+    /// Asks for all pages of tools/list, as a client of 2026-07-28 first, else of 2025-11-25, and prints the SHA-256 of
+    /// each tool's entry as JSON on stdout. Roots beyond the built-in ones are taken from SSL_CERT_FILE or SSL_CERT_DIR.
+    #[command(after_help = APPROVE)]
+    Approve {
+        /// The server
+        #[command(flatten)]
+        remote: config::Remote,
+        /// Ask only in this era: the one in which the nodes speak, where a server lists its tools differently in each
+        #[arg(long, env = "MCP_SIDECAR_ERA")]
+        era: Option<approve::Asked>,
     },
     /// Ask a running sidecar whether it is ready
     ///
@@ -71,6 +90,7 @@ impl Cli {
             Command::Serve(flags) => serve::run(flags),
             Command::Demo => in_runtime(demo::run()),
             Command::Check { file } => check::run(&file),
+            Command::Approve { remote, era } => in_runtime(approve::run(&remote, era)),
             Command::Health { address } => in_runtime(health::run(&address)),
         }
     }

@@ -9,6 +9,7 @@
 mod problem;
 mod read;
 pub mod reload;
+mod remote;
 mod secret;
 mod table;
 mod units;
@@ -27,11 +28,14 @@ use http::HeaderMap;
 
 pub use problem::{Problem, Problems};
 pub(crate) use read::ADMIN;
+pub use remote::Remote;
 pub use secret::SecretFile;
 pub use upstream::Connection;
 
 use crate::{
-    account, ledger, proxy, relay,
+    account, ledger, listing,
+    policy::Policy,
+    proxy, relay,
     secret::Secret,
     server::{self, Address},
     store::{self, Store},
@@ -215,10 +219,12 @@ pub struct Upstream {
     pub listen: Listen,
     /// Which tools may be called.
     pub policy: Policy,
-    /// What the operator knows better than the listing.
-    pub tools: BTreeMap<String, Tool>,
+    /// What the operator knows better than the listing, by tool.
+    pub tools: HashMap<String, listing::Override>,
     /// The line of what lends its credential, for the check against an open relay.
     credential_place: Option<(Option<usize>, String)>,
+    /// The line of `approved`.
+    approved_line: Option<usize>,
 }
 
 /// `[upstreams.NAME.listen]`.
@@ -228,28 +234,6 @@ pub struct Listen {
     pub reconnect: bool,
     /// For how long it is tried.
     pub give_up: Duration,
-}
-
-/// `[upstreams.NAME.policy]`: globs on tool names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// Tools that may be called.
-    pub allow: Vec<String>,
-    /// Tools that may not, although allowed.
-    pub deny: Vec<String>,
-}
-
-/// `[upstreams.NAME.tools.TOOL]`; `None`: as the listing says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tool {
-    /// It only reads.
-    pub read_only: Option<bool>,
-    /// Twice is as once.
-    pub idempotent: Option<bool>,
-    /// It honours the idempotency key.
-    pub honours_key: Option<bool>,
-    /// It takes part in resumption.
-    pub resume: Option<bool>,
 }
 
 /// The upstreams as they are in use: their connections are kept over reloads as long as what they depend on stays, and
@@ -301,7 +285,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// TLS files that can't be used.
+    /// TLS files and approved listings that can't be used.
     pub fn proxy_settings(&self) -> Result<proxy::Settings, Problems> {
         self.proxy_settings_over(&mut Pools::default())
     }
@@ -323,10 +307,10 @@ impl Config {
                     kept.insert(name.clone(), (upstream.connection.clone(), Arc::clone(&route)));
                     routes.insert(name.clone(), route);
                 }
-                Err(reason) => problems.add(
-                    upstream.connection.tls_line,
-                    &format!("upstreams.{}.tls", problem::quoted(name)),
-                    reason,
+                Err(unusable) => problems.add(
+                    unusable.line,
+                    &format!("upstreams.{}.{}", problem::quoted(name), unusable.key),
+                    unusable.reason,
                 ),
             }
         }
@@ -400,7 +384,9 @@ impl Config {
 
     /// Every file whose change means that the configuration is read again.
     pub fn files(&self) -> Vec<PathBuf> {
-        let upstreams = self.upstreams.values().flat_map(|upstream| upstream.connection.files());
+        let upstreams = self.upstreams.values();
+        let upstreams =
+            upstreams.flat_map(|upstream| upstream.connection.files().chain(upstream.approved.clone()));
         let listener = self.tls.iter().flat_map(|tls| [tls.cert.clone(), tls.key.clone()]);
         self.file.iter().cloned().chain(listener).chain(upstreams).collect()
     }

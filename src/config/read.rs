@@ -23,7 +23,7 @@ const LISTEN: &str = "127.0.0.1:7080";
 pub(crate) const ADMIN: &str = "127.0.0.1:7081";
 
 /// Keys that are checked but have no effect yet; `*` is one segment, and what is below counts too.
-const WITHOUT_EFFECT: &[&str] = &["upstreams.*.approved", "upstreams.*.listen", "upstreams.*.tools"];
+const WITHOUT_EFFECT: &[&str] = &["upstreams.*.listen"];
 
 pub(super) fn config(
     text: &str,
@@ -122,8 +122,7 @@ fn without_effect(path: &[String]) -> Option<String> {
         pattern.split('.').all(|segment| keys.next().is_some_and(|key| segment == "*" || segment == key))
     };
     // A table's own line says nothing that its keys do not.
-    let is_table = matches!(path, [last] if last == "ledger")
-        || matches!(path, [_, _, last] if ["listen", "policy", "tools"].contains(&last.as_str()));
+    let is_table = matches!(path, [_, _, last] if last == "listen");
     let found = WITHOUT_EFFECT.iter().any(matches) && !is_table;
     found.then(|| path.iter().map(|key| problem::quoted(key)).collect::<Vec<_>>().join("."))
 }

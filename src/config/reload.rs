@@ -17,7 +17,7 @@ pub const POLL: Duration = Duration::from_secs(1);
 /// The configuration that holds, and how to read it again.
 #[derive(Debug)]
 pub struct Reloader {
-    flags: Flags,
+    pub(super) flags: Flags,
     current: Config,
     pools: Pools,
     watch: Watch,

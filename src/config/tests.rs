@@ -69,7 +69,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!((relay.queue, relay.queue_bytes, relay.burst, relay.coalesce), (64, 1 << 20, 8, true));
     assert_eq!([relay.min_interval, relay.keepalive], [Duration::from_millis(100), Duration::from_secs(15)]);
     assert_eq!(upstream.listen, Listen { reconnect: true, give_up: Duration::from_secs(300) });
-    assert_eq!(upstream.policy, Policy { allow: vec!["*".into()], deny: vec![] });
+    assert_eq!(upstream.policy, Policy::new(vec!["*".into()], vec![]));
     assert!(config.without_effect.is_empty() && config.warnings().is_empty());
 }
 
@@ -173,18 +173,20 @@ fn every_key_of_the_contract_is_taken_and_relative_paths_are_the_files() {
     assert_eq!(upstream.approved.as_deref(), Some(Path::new("/etc/sidecar/github.approved.json")));
     assert_eq!([upstream.relay.min_interval, upstream.relay.keepalive], [Duration::ZERO; 2]);
     assert!(upstream.connection.http1_only && !upstream.relay.coalesce && !upstream.listen.reconnect);
+    assert_eq!(upstream.policy, Policy::new(vec!["get_*".into()], vec!["get_secret".into()]));
     assert_eq!(upstream.tools["charge"].idempotent, Some(true));
-    assert_eq!(upstream.tools["odd.name"], Tool::default());
+    assert_eq!(upstream.tools["odd.name"], listing::Override::default());
 }
 
 #[test]
 fn keys_without_effect_yet_are_named_when_they_are_set() {
     let environment = |_: &str| Some("secret".to_owned());
     let config = Config::from_text(EVERYTHING, None, &Flags::default(), &environment).expect("right");
-    for key in ["state", "ledger.max_keys", "upstreams.github.tools.charge.resume"] {
-        assert!(config.without_effect.iter().any(|set| set == key), "{key}: {:?}", config.without_effect);
-    }
-    assert!(!config.without_effect.iter().any(|set| set.contains("progress") || set == "ledger"));
+    assert_eq!(
+        config.without_effect,
+        ["upstreams.github.listen.reconnect", "upstreams.github.listen.give_up"],
+        "a table's own line is none"
+    );
 }
 
 #[test]
@@ -547,4 +549,45 @@ fn limits_of_connections_change_with_a_reload() {
     reloads.write("sidecar.toml", &format!("{TWO}[limits]\nconnections = 7\n"));
     reloads.reloader.reload(&nothing).expect("right");
     assert_eq!(server.borrow().limits.connections, 7);
+}
+
+#[test]
+fn what_the_operator_says_of_tools_is_carried_to_the_route() {
+    let digest = "0".repeat(64);
+    let text =
+        format!("{TWO}approved = \"b.json\"\ntools.charge.honours_key = true\npolicy.deny = [\"drop_*\"]\n");
+    let mut reloads = Reloads::of(TWO);
+    reloads.write("b.json", &format!("{{\"upstream\":\"x\",\"tools\":{{\"get\":\"{digest}\"}}}}"));
+    reloads.write("sidecar.toml", &text);
+    let after = reloads.reloader.reload(&nothing).expect("right");
+    let route = &after.routes["b"];
+    assert_eq!(route.listing.overrides["charge"].honours_key, Some(true));
+    assert!(route.listing.approved.as_ref().is_some_and(|approval| approval.covers("get", Some(&digest))));
+    assert!(route.policy.allows("charge") && !route.policy.allows("drop_all"));
+    let other = &after.routes["a"];
+    assert_eq!(other.listing, listing::Rules::default());
+    assert!(other.policy.allows("drop_all"));
+}
+
+#[test]
+fn an_approved_listing_is_read_again_when_its_file_changes_and_a_wrong_one_is_refused() {
+    let text = format!("{TWO}approved = \"b.json\"\n");
+    let mut reloads = Reloads::of(TWO);
+    reloads.write("sidecar.toml", &text);
+    assert!(reloads.reloader.reload(&nothing).is_none(), "there is no such file");
+    let config = Config::load(&reloads.reloader.flags, &nothing).expect("the text is right");
+    let shown = config.proxy_settings().expect_err("no file").to_string();
+    assert!(shown.contains("sidecar.toml:7: upstreams.b.approved: the file "), "{shown}");
+    assert!(shown.contains("b.json cannot be read: "), "{shown}");
+
+    reloads.write("b.json", "{\"tools\":{}}");
+    reloads.reloader.reload(&nothing).expect("right");
+    reloads.write("b.json", "{\"tools\":{\"get\":\"soon\"}}");
+    assert!(reloads.poll().is_none() && reloads.poll().is_none());
+    let shown = config.proxy_settings().expect_err("no digest").to_string();
+    assert!(shown.contains("b.json is no approved listing: the digest of \"get\""), "{shown}");
+    reloads.write("b.json", &format!("{{\"tools\":{{\"get\":\"{}\"}}}}", "1".repeat(64)));
+    assert!(reloads.poll().is_none(), "it may still be written");
+    let after = reloads.poll().expect("it changed");
+    assert_eq!(after.routes["b"].listing.approved.as_ref().map(|approval| approval.len()), Some(1));
 }

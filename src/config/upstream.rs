@@ -1,16 +1,18 @@
 //! One `[upstreams.NAME]`.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Authority};
 
 use super::{
-    Listen, Policy, Tool, Upstream,
+    Listen, Upstream,
     table::Table,
     watch::{self, Stamp},
 };
 use crate::{
+    listing::{Approval, Override, Rules},
+    policy::Policy,
     proxy::{self, Credential, LegacyDisconnect},
     relay,
     upstream::{self, tls},
@@ -19,6 +21,8 @@ use crate::{
 /// How long an unused connection is kept. Servers that MCP is often built on close theirs after 5 s (uvicorn,
 /// Node.js), and a request that meets that close has an unknown outcome.
 const IDLE_CONNECTION: Duration = Duration::from_secs(4);
+/// The default of `connect_timeout`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Unused connections kept per upstream: the default of `calls`, so that a burst's connections serve the next one.
 const IDLE_CONNECTIONS: usize = 100;
 
@@ -79,26 +83,53 @@ impl Connection {
     }
 }
 
+/// A file of an upstream that can't be used.
+pub(super) struct Unusable {
+    pub(super) line: Option<usize>,
+    /// The key within the upstream's table that names it.
+    pub(super) key: &'static str,
+    pub(super) reason: String,
+}
+
 impl Upstream {
     /// The route of this upstream, over what an earlier one of its name has that still holds.
     pub(super) fn route_over(
         &self,
         name: &str,
         earlier: Option<&(Connection, Arc<proxy::Route>)>,
-    ) -> Result<proxy::Route, String> {
+    ) -> Result<proxy::Route, Unusable> {
+        let rules = self.rules()?;
+        let open = || {
+            let line = self.connection.tls_line;
+            self.connection.open(name).map_err(|reason| Unusable { line, key: "tls", reason })
+        };
         let Some((connection, earlier)) = earlier else {
-            return Ok(self.route(name, self.connection.open(name)?, proxy::RouteState::default()));
+            return Ok(self.route(name, open()?, rules, proxy::RouteState::default()));
         };
         let mut state =
             proxy::RouteState { in_flight: earlier.state.in_flight.clone(), ..proxy::RouteState::default() };
         if *connection != self.connection {
-            return Ok(self.route(name, self.connection.open(name)?, state));
+            return Ok(self.route(name, open()?, rules, state));
         }
         state.moved = earlier.state.moved.load_full().into();
-        Ok(self.route(name, Arc::clone(&earlier.upstream), state))
+        Ok(self.route(name, Arc::clone(&earlier.upstream), rules, state))
     }
 
-    fn route(&self, name: &str, upstream: Arc<upstream::Upstream>, state: proxy::RouteState) -> proxy::Route {
+    /// What the operator says of its tools. The approved listing is read here, at start and at each reload.
+    fn rules(&self) -> Result<Rules, Unusable> {
+        let approved = self.approved.as_deref().map(Approval::read).transpose();
+        let approved =
+            approved.map_err(|reason| Unusable { line: self.approved_line, key: "approved", reason })?;
+        Ok(Rules { overrides: self.tools.clone(), approved: approved.map(Arc::new) })
+    }
+
+    fn route(
+        &self,
+        name: &str,
+        upstream: Arc<upstream::Upstream>,
+        listing: Rules,
+        state: proxy::RouteState,
+    ) -> proxy::Route {
         proxy::Route {
             name: name.into(),
             upstream,
@@ -112,8 +143,8 @@ impl Upstream {
             cancel_grace: self.cancel_grace,
             legacy_disconnect: self.legacy_disconnect,
             relay: self.relay.clone(),
-            listing: Default::default(),
-            policy: crate::policy::Policy::new(self.policy.allow.clone(), self.policy.deny.clone()),
+            listing,
+            policy: self.policy.clone(),
             state,
         }
     }
@@ -224,6 +255,7 @@ pub(super) fn read(mut table: Table<'_>, flag: Option<&str>) -> Option<Upstream>
         idempotency_header: table.flag("idempotency_header").unwrap_or(false),
         cancel_grace: table.duration("cancel_grace").unwrap_or(Duration::from_secs(2)),
         legacy_disconnect: table.text("legacy_disconnect", disconnect).unwrap_or_default(),
+        approved_line: table.line_of("approved"),
         approved: table.path("approved"),
         relay: relay_settings(&mut table),
         listen: listen(table.table("listen")),
@@ -237,9 +269,14 @@ pub(super) fn read(mut table: Table<'_>, flag: Option<&str>) -> Option<Upstream>
 impl Connection {
     /// Stands in where the URL was wrong: the configuration is refused anyway, but the rest of it is still checked.
     fn nowhere() -> Self {
+        Self::of(Uri::from_static("http://localhost/"))
+    }
+
+    /// Connections to this URL, everything else at its default.
+    pub(super) fn of(url: Uri) -> Self {
         Self {
-            url: Uri::from_static("http://localhost/"),
-            connect_timeout: Duration::ZERO,
+            url,
+            connect_timeout: CONNECT_TIMEOUT,
             tls: tls::Files::default(),
             http1_only: false,
             stamps: Vec::new(),
@@ -249,7 +286,7 @@ impl Connection {
 }
 
 fn connection(table: &mut Table<'_>, url: Option<Uri>) -> Option<Connection> {
-    let connect_timeout = table.timeout("connect_timeout").unwrap_or(Duration::from_secs(5));
+    let connect_timeout = table.timeout("connect_timeout").unwrap_or(CONNECT_TIMEOUT);
     let http1_only = table.flag("http1_only").unwrap_or(false);
     let mut files = tls::Files::default();
     let mut tls_line = None;
@@ -272,7 +309,7 @@ fn connection(table: &mut Table<'_>, url: Option<Uri>) -> Option<Connection> {
 }
 
 /// Headers that are the sidecar's own affair on the way upstream: framing, hop by hop (RFC 9110 § 7.6.1), target.
-const NOT_CONFIGURABLE: &[&str] = &[
+pub(super) const NOT_CONFIGURABLE: &[&str] = &[
     "connection",
     "content-length",
     "expect",
@@ -353,18 +390,16 @@ fn policy(mut table: Table<'_>) -> Policy {
         }
         Some(globs)
     };
-    let policy = Policy {
-        allow: globs("allow").unwrap_or_else(|| vec!["*".into()]),
-        deny: globs("deny").unwrap_or_default(),
-    };
+    let allow = globs("allow").unwrap_or_else(|| vec!["*".into()]);
+    let policy = Policy::new(allow, globs("deny").unwrap_or_default());
     table.finish();
     policy
 }
 
-fn tools(table: &mut Table<'_>) -> BTreeMap<String, Tool> {
-    let Some(mut tools) = table.optional_table("tools") else { return BTreeMap::new() };
+fn tools(table: &mut Table<'_>) -> HashMap<String, Override> {
+    let Some(mut tools) = table.optional_table("tools") else { return HashMap::new() };
     let read = |(name, mut table): (String, Table<'_>)| {
-        let tool = Tool {
+        let tool = Override {
             read_only: table.flag("read_only"),
             idempotent: table.flag("idempotent"),
             honours_key: table.flag("honours_key"),

@@ -218,7 +218,7 @@ fn the_file_of_an_approval_is_strict_and_reads_back() {
     assert_eq!(Approval::parse(&approval.text()), Ok(approval));
     for (text, says) in [
         ("", "EOF"),
-        ("[]", "missing field"),
+        ("[]", "invalid length"),
         ("{}", "missing field `tools`"),
         (r#"{"tools":{},"tool":{}}"#, "unknown field `tool`"),
         (&format!(r#"{{"tools":{{"get":"{}"}}}}"#, digest.to_uppercase()), "64 lower-case"),
