@@ -166,9 +166,10 @@ impl Sidecar {
         {
             return refuse(exchange, &refusal, drainable(&parts, body));
         }
-        let body = match read(body, limits, &mut exchange).await {
+        let body = match read(body, limits).await {
             Ok(body) => body,
-            Err((refusal, rest)) => return refuse(exchange, &refusal, rest),
+            Err(Unread::Refused(refusal, rest)) => return refuse(exchange, &refusal, rest),
+            Err(Unread::Gone) => return left(exchange),
         };
         exchange.account.record.bytes_in = Some(body.len() as u64);
         let (route, well_known) = match target {
@@ -202,12 +203,16 @@ impl Sidecar {
     }
 }
 
-/// Reads a node's body whole. The rest of a body that is too large comes back, so that the refusal can be read.
-async fn read(
-    body: Incoming,
-    limits: &Limits,
-    exchange: &mut Exchange,
-) -> Result<Bytes, (Refusal, Option<Incoming>)> {
+/// Why there is no whole body.
+enum Unread {
+    /// It is refused; the rest of one that is too large comes along, so that the refusal can be read.
+    Refused(Refusal, Option<Incoming>),
+    /// The node left in the middle of it.
+    Gone,
+}
+
+/// Reads a node's body whole.
+async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
@@ -217,18 +222,14 @@ async fn read(
     let mut joined = Vec::new();
     loop {
         let frame = match time::timeout_at(deadline, body.frame()).await {
-            Err(_) => return Err((admit::too_slow(limits), None)),
+            Err(_) => return Err(Unread::Refused(admit::too_slow(limits), None)),
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) => {
-                // The node left in the middle of its body: nobody reads the answer.
-                exchange.left = Some(time::Instant::now());
-                return Err((admit::too_slow(limits), None));
-            }
+            Ok(Some(Err(_))) => return Err(Unread::Gone),
         };
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + joined.len() + data.len() > limits.request_body {
-            return Err((admit::too_large(limits), Some(body)));
+            return Err(Unread::Refused(admit::too_large(limits), Some(body)));
         }
         if first.is_empty() && joined.is_empty() {
             first = data;
@@ -257,6 +258,15 @@ fn drainable(parts: &Parts, body: Incoming) -> Option<Incoming> {
     (!body.is_end_stream() && !parts.headers.contains_key(header::EXPECT)).then_some(body)
 }
 
+/// The node is gone, which cancels; the answer only ends its connection.
+fn left(mut exchange: Exchange) -> Response<Body> {
+    exchange.left = Some(time::Instant::now());
+    exchange.settle_cancelled();
+    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 /// How much of a refused body is read so that the node can read the refusal, and for how long.
 const DRAIN_BYTES: usize = 16 * 1024 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(10);
@@ -266,9 +276,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(10);
 fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> Response<Body> {
     exchange.account.record.error = Some(refusal.message.clone());
     exchange.account.record.status = Some(refusal.status.as_u16());
-    if exchange.left.is_none() {
-        exchange.end(Outcome::Refused);
-    }
+    exchange.end(Outcome::Refused);
     if let Some(rest) = rest {
         tokio::spawn(time::timeout(DRAIN_TIME, async move {
             let mut rest = Limited::new(rest, DRAIN_BYTES);

@@ -11,6 +11,7 @@ use tokio::time::{self, Duration, Instant};
 use super::{
     Sidecar, Turn,
     forward::Outgoing,
+    left,
     post::{Asked, busy_body, trace, unavailable},
     wait::{Cut, race},
 };
@@ -238,14 +239,7 @@ impl Sidecar {
     /// What came instead of the upstream's answer.
     fn cut(&self, mut exchange: Exchange, asked: &Asked, cut: Cut) -> Response<Body> {
         let failure = match cut {
-            Cut::Gone => {
-                exchange.left = Some(Instant::now());
-                exchange.settle_cancelled();
-                let mut response =
-                    Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
-                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-                return response;
-            }
+            Cut::Gone => return left(exchange),
             Cut::Clock(Clock::Idle) => {
                 Failure::unknown(Reason::IdleTimeout, "the upstream was silent for the idle timeout")
             }
