@@ -13,6 +13,7 @@
 
 pub mod client;
 pub mod http;
+pub mod http2;
 pub mod mcp;
 pub mod process;
 pub mod sidecar;
