@@ -7,7 +7,7 @@ use std::{
     io,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -114,7 +114,7 @@ impl Connection {
             first = timeout(limits.header_timeout, first_bytes(&mut io)) => first??,
         };
         let Some((http2, prefix)) = first else { return Ok(()) };
-        let io = TokioIo::new(Prefixed { prefix, io });
+        let io = TokioIo::new(Prefixed { prefix, io, ended: false });
         let socket = (!http2).then(|| Arc::clone(&self.socket));
         let peer = Peer { label: Arc::clone(&self.label), host: Arc::clone(&self.host), socket };
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -172,10 +172,14 @@ async fn first_bytes(io: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(bo
     Ok(Some((bytes.starts_with(PREFACE), bytes.freeze())))
 }
 
-/// An IO with bytes that were read from it already.
+/// An IO with bytes that were read from it already, whose end is told one turn late.
+///
+/// hyper reads on while a request is served, and at the end of the input it drops what serves it, which may not have
+/// been run since the last bytes came. A message that came whole with the FIN right behind it must be taken first.
 struct Prefixed<T> {
     prefix: Bytes,
     io: T,
+    ended: bool,
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
@@ -185,7 +189,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.prefix.is_empty() {
-            return Pin::new(&mut self.io).poll_read(cx, buf);
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+            if buf.filled().len() == before
+                && buf.remaining() > 0
+                && !std::mem::replace(&mut self.ended, true)
+            {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            return Poll::Ready(Ok(()));
         }
         let some = self.prefix.len().min(buf.remaining());
         buf.put_slice(&self.prefix[..some]);
