@@ -117,11 +117,10 @@ impl Exchange {
         }
     }
 
-    /// The upstream's response is complete in the sidecar.
-    pub fn answered(&self) {
-        if let Some(entry) = &self.entry {
-            entry.running.answered();
-        }
+    /// The upstream's response is complete in the sidecar. False if a cancel came first: then it is not sent.
+    #[must_use]
+    pub fn answered(&self) -> bool {
+        self.entry.as_ref().is_none_or(|entry| entry.running.answered())
     }
 
     /// The response has been handed to the node's connection: completed, whatever the node does next.
@@ -180,6 +179,17 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         self.settle_cancelled();
     }
+}
+
+/// What the node is told of a cancel that is not its own; nothing of one that is.
+pub fn told(by: CancelledBy) -> Option<Failure> {
+    let (reason, message) = match by {
+        CancelledBy::Admin => (Reason::Killed, "the call was ended by the operator"),
+        CancelledBy::Policy => (Reason::Policy, "the tool is denied now"),
+        CancelledBy::Drain => (Reason::Draining, "the sidecar is shutting down"),
+        CancelledBy::Notification | CancelledBy::Disconnect => return None,
+    };
+    Some(Failure::unknown(reason, message))
 }
 
 /// How a response counts in the log.

@@ -89,9 +89,16 @@ impl Running {
         }
     }
 
-    /// The upstream's response is complete in the sidecar: cancels by message and clocks end here.
-    pub fn answered(&self) {
-        self.answered.store(true, Ordering::Release);
+    /// The upstream's response is complete in the sidecar: cancels by message and clocks end here. False if a cancel came
+    /// first: then the response is not sent.
+    pub fn answered(&self) -> bool {
+        let cancel = lock(&self.cancel);
+        let first = cancel.is_none();
+        if first {
+            self.answered.store(true, Ordering::Release);
+        }
+        drop(cancel);
+        first
     }
 
     /// Whether [`Running::answered`] was said.
@@ -102,11 +109,13 @@ impl Running {
     /// A cancel. True if it won: from now on nothing more is sent to the node. False if the answer or another end
     /// came first.
     pub fn cancel(&self, by: CancelledBy) -> bool {
+        let mut cancel = lock(&self.cancel);
         if self.is_answered() || !self.terminal.end(State::Cancelled) {
             return false;
         }
-        *lock(&self.cancel) = Some((by, Instant::now()));
+        *cancel = Some((by, Instant::now()));
         self.phase.fetch_max(WON, Ordering::AcqRel);
+        drop(cancel);
         self.wake();
         true
     }

@@ -262,7 +262,7 @@ fn drainable(parts: &Parts, body: Incoming) -> Option<Incoming> {
 fn left(mut exchange: Exchange) -> Response<Body> {
     exchange.left = Some(time::Instant::now());
     exchange.settle_cancelled();
-    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled));
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -283,7 +283,7 @@ fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> 
             while let Some(Ok(_)) = rest.frame().await {}
         }));
     }
-    let mut response = Response::new(held::whole(exchange, refusal.body(), Outcome::Refused, false));
+    let mut response = Response::new(held::whole(exchange, refusal.body(), Outcome::Refused));
     *response.status_mut() = refusal.status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

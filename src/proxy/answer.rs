@@ -98,7 +98,7 @@ impl Sidecar {
             );
         }
         if turn.exchange.is_won() {
-            return empty_stream(turn.exchange);
+            return self.cut(turn.exchange, &asked, Cut::Closed);
         }
         if !head.status.is_success() || !readable {
             return pass_through(turn, head, Bytes::new(), body, asked.clocks);
@@ -126,7 +126,7 @@ impl Sidecar {
             Err(cut) => return self.cut(turn.exchange, &asked, cut),
         };
         if turn.exchange.is_won() {
-            return empty_stream(turn.exchange);
+            return self.cut(turn.exchange, &asked, Cut::Closed);
         }
         if decoder.is_some() {
             headers::shed_digests(&mut head.headers);
@@ -147,7 +147,9 @@ impl Sidecar {
             }
             Read::Begun(first) => return pass_through(turn, head, first, body, asked.clocks),
         };
-        turn.exchange.answered();
+        if !turn.exchange.answered() {
+            return self.cut(turn.exchange, &asked, Cut::Closed);
+        }
         let looked = answer::look(&bytes);
         if asked.call && looked.is_none() {
             let message = "the upstream's answer to a call is no JSON-RPC message";
@@ -169,7 +171,7 @@ impl Sidecar {
         }
         turn.exchange.account.record.status = Some(head.status.as_u16());
         turn.exchange.held = Some(held);
-        let mut response = Response::new(held::whole(turn.exchange, bytes, outcome, false));
+        let mut response = Response::new(held::whole(turn.exchange, bytes, outcome));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
         response
@@ -177,7 +179,7 @@ impl Sidecar {
 
     /// A busy upstream's answer, if this is one (contract section 4).
     fn busy(&self, turn: &mut Turn, asked: &Asked, response: &Response<upstream::Body>) -> Option<Told> {
-        if !asked.converts || turn.exchange.is_won() {
+        if !asked.converts {
             return None;
         }
         let wait = busy::retry_after(response.headers(), self.clock.now());
@@ -186,13 +188,12 @@ impl Sidecar {
             StatusCode::SERVICE_UNAVAILABLE => turn.route.busy_503 && wait.is_some(),
             _ => false,
         };
-        if !busy {
+        if !busy || !turn.exchange.answered() {
             return None;
         }
         let status = response.status().as_u16();
         let said = Busy { upstream: &turn.route.name, status: Some(status), retry_after: wait.as_deref() };
         let body = busy_body(&said, asked, turn.exchange.era);
-        turn.exchange.answered();
         turn.exchange.account.record.retry_after = wait.and_then(|wait| account::token(wait.as_bytes()));
         let mut headers = response.headers().clone();
         headers::toward_node(&mut headers);
@@ -213,8 +214,9 @@ impl Sidecar {
 
     /// A failure of the hop, told to the node (contract section 10).
     pub(super) fn failed(&self, mut exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
-        if exchange.is_won() && failure.reason == Reason::UpstreamFailed {
-            return empty_stream(exchange);
+        let of_cancel = matches!(failure.reason, Reason::Killed | Reason::Policy | Reason::Draining);
+        if exchange.is_won() && !of_cancel {
+            return self.cut(exchange, asked, Cut::Closed);
         }
         exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
         exchange.fail(failure);
@@ -236,30 +238,22 @@ impl Sidecar {
         Self::told(exchange, body, asked.accepts_json, outcome)
     }
 
-    /// What came instead of the upstream's answer.
+    /// What came instead of the upstream's answer. Once a cancel has won only the node's leaving is worth a look.
     fn cut(&self, mut exchange: Exchange, asked: &Asked, cut: Cut) -> Response<Body> {
         let failure = match cut {
             Cut::Gone => return left(exchange),
-            Cut::Clock(Clock::Idle) => {
+            Cut::Clock(Clock::Idle) if !exchange.is_won() => {
                 Failure::unknown(Reason::IdleTimeout, "the upstream was silent for the idle timeout")
             }
-            Cut::Clock(Clock::Max) => {
+            Cut::Clock(Clock::Max) if !exchange.is_won() => {
                 Failure::unknown(Reason::MaxTimeout, "the call reached its maximum time")
             }
-            Cut::Closed => {
-                let by =
-                    exchange.entry.as_ref().and_then(|entry| entry.running.cancelled()).map(|(by, _)| by);
-                match by {
-                    Some(CancelledBy::Notification | CancelledBy::Disconnect) => {
-                        return empty_stream(exchange);
-                    }
-                    Some(CancelledBy::Admin) => {
-                        Failure::unknown(Reason::Killed, "the call was ended by the operator")
-                    }
-                    Some(CancelledBy::Policy) => Failure::unknown(Reason::Policy, "the tool is denied now"),
-                    Some(CancelledBy::Drain) | None => {
-                        Failure::unknown(Reason::Draining, "the sidecar is shutting down")
-                    }
+            Cut::Closed | Cut::Clock(_) => {
+                let by = exchange.entry.as_ref().and_then(|entry| entry.running.cancelled());
+                // Streams that a drain ends are closed without a cancel.
+                match exchange::told(by.map_or(CancelledBy::Drain, |(by, _)| by)) {
+                    Some(failure) => failure,
+                    None => return empty_stream(exchange),
                 }
             }
         };
@@ -403,15 +397,16 @@ fn settle(told: Told, mut exchange: Exchange) -> Response<Body> {
         record.stream = Some(Stream::Json);
         headers.insert(header::CONTENT_TYPE, JSON);
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        body
+        held::whole(exchange, body, outcome)
     } else {
         record.stream = Some(Stream::Sse);
         record.events = Some(1);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
         headers::force_stream(&mut headers);
-        [&b"event: message\ndata: "[..], &body, b"\n\n"].concat().into()
+        let event = [&b"event: message\ndata: "[..], &body, b"\n\n"].concat();
+        held::event_stream(exchange, event.into(), outcome)
     };
-    let mut response = Response::new(held::whole(exchange, body, outcome, false));
+    let mut response = Response::new(body);
     *response.headers_mut() = headers;
     response
 }
@@ -424,7 +419,7 @@ fn told_by_status(exchange: Exchange, failure: &Failure) -> Response<Body> {
     let status = failure.reason.status();
     exchange.account.record.status = Some(status.as_u16());
     let outcome = exchange.account.record.outcome.unwrap_or(Outcome::Failed);
-    let mut response = Response::new(held::whole(exchange, body, outcome, false));
+    let mut response = Response::new(held::whole(exchange, body, outcome));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
@@ -435,7 +430,7 @@ fn empty_stream(mut exchange: Exchange) -> Response<Body> {
     exchange.settle_cancelled();
     exchange.account.record.status = Some(200);
     exchange.account.record.stream = Some(Stream::Sse);
-    let mut response = Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false));
+    let mut response = Response::new(held::event_stream(exchange, Bytes::new(), Outcome::Cancelled));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
     headers::force_stream(headers);

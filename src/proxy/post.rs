@@ -261,7 +261,7 @@ impl Sidecar {
             }
             turn.exchange.end(Outcome::Ok);
             turn.exchange.account.record.status = Some(202);
-            let mut response = Response::new(held::whole(turn.exchange, Bytes::new(), Outcome::Ok, false));
+            let mut response = Response::new(held::whole(turn.exchange, Bytes::new(), Outcome::Ok));
             *response.status_mut() = StatusCode::ACCEPTED;
             return response;
         }

@@ -25,18 +25,30 @@ use crate::{
 };
 
 /// A body that is known whole. The exchange is completed when hyper takes it (at once if there is nothing to take).
-pub fn whole(mut exchange: Exchange, bytes: Bytes, outcome: Outcome, never_sent: bool) -> Body {
-    exchange.account.record.bytes_out = Some(0);
-    if bytes.is_empty() || never_sent {
-        exchange.completed(outcome);
-    }
-    Body::new(Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), outcome, exchange })
+pub fn whole(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
+    Body::new(Whole::new(exchange, bytes, outcome, true))
+}
+
+/// The same as an event stream: whole too, but no stream names its length (contract section 9).
+pub fn event_stream(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
+    Body::new(Whole::new(exchange, bytes, outcome, false))
 }
 
 struct Whole {
     bytes: Option<Bytes>,
+    names_length: bool,
     outcome: Outcome,
     exchange: Exchange,
+}
+
+impl Whole {
+    fn new(mut exchange: Exchange, bytes: Bytes, outcome: Outcome, names_length: bool) -> Self {
+        exchange.account.record.bytes_out = Some(0);
+        if bytes.is_empty() {
+            exchange.completed(outcome);
+        }
+        Self { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), names_length, outcome, exchange }
+    }
 }
 
 impl http_body::Body for Whole {
@@ -55,10 +67,13 @@ impl http_body::Body for Whole {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
+        self.bytes.is_none() && self.names_length
     }
 
     fn size_hint(&self) -> SizeHint {
+        if !self.names_length {
+            return SizeHint::default();
+        }
         SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
     }
 }
@@ -118,7 +133,8 @@ impl<G> Pulled<G> {
 
     fn complete(&mut self) {
         let outcome = self.outcome;
-        self.exchange.answered();
+        // A cancel that was first finds most of the answer sent: it only shows in the log.
+        let _ = self.exchange.answered();
         self.exchange.completed(outcome);
     }
 

@@ -439,14 +439,10 @@ impl Pump {
         }
         self.upstream = None;
         let mut state = self.shared.lock();
-        let reason = match by {
-            Some(CancelledBy::Admin) => Some((Reason::Killed, "the call was ended by the operator")),
-            Some(CancelledBy::Policy) => Some((Reason::Policy, "the tool is denied now")),
-            Some(CancelledBy::Drain) => Some((Reason::Draining, "the sidecar is shutting down")),
-            Some(CancelledBy::Notification | CancelledBy::Disconnect) | None => None,
-        };
-        match reason {
-            Some((reason, message)) => fail(&mut state, &self.source, &Failure::unknown(reason, message)),
+        match by.and_then(exchange::told) {
+            Some(failure) => fail(&mut state, &self.source, &failure),
+            // The response is complete: what of it still waits for the node goes out, within the last words.
+            None if self.source.answered && by.is_none() => {}
             // A cancel by message, or a stream that ends as the drain begins: it just ends.
             None => {
                 state.exchange.end(Outcome::Cancelled);
@@ -559,8 +555,13 @@ impl Pump {
             state.exchange.account.record.total = total;
         }
         if let Some(outcome) = seen.outcome {
+            if !state.exchange.answered() {
+                // A cancel came first, and is told at the next turn: the response stays awaited.
+                self.source.answered = false;
+                self.source.awaited.extend(state.exchange.id().cloned());
+                return;
+            }
             state.final_outcome = outcome;
-            state.exchange.answered();
             self.clocks = Clocks::new(now, None, None);
             let grace = if self.source.era == Era::Modern { LINGER } else { self.idle_timeout };
             self.linger = Some(now + grace);
@@ -729,9 +730,14 @@ fn poll_data(
 
 /// The error a node reads as the stream's last events, one for each id that still awaits its response.
 fn fail(state: &mut State, source: &Source, failure: &Failure) {
-    if state.muted || state.exchange.is_won() && matches!(failure.reason, Reason::UpstreamFailed) {
-        return;
-    }
+    let cancelled = state.exchange.entry.as_ref().and_then(|entry| entry.running.cancelled());
+    let cancelled = cancelled.map(|(by, _)| exchange::told(by));
+    let failure = match &cancelled {
+        _ if state.muted => return,
+        Some(None) => return,
+        Some(Some(told)) => told,
+        None => failure,
+    };
     state.exchange.fail(failure);
     if failure.reason != Reason::UpstreamFailed {
         if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut()) {
