@@ -79,7 +79,9 @@ fn config(upstream: &Upstream, more: &str) -> String {
 }
 
 fn brief(id: usize) -> Post {
-    Post::legacy(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"brief"}}}}"#))
+    Post::legacy(format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"brief"}}}}"#
+    ))
 }
 
 /// Sends the call, lets it come to `phase`, leaves, and gives the moment.
@@ -130,7 +132,11 @@ fn in_every_phase_in_every_way_and_in_both_eras() {
         }
         // Nothing is left of it, and nothing was said later.
         assert_eq!(upstream.connections().iter().filter(|one| one.closed.is_none()).count(), 0);
-        assert!(!sidecar.stderr().contains("WARN") && !sidecar.stderr().contains("panic"), "{}", sidecar.stderr());
+        assert!(
+            !sidecar.stderr().contains("WARN") && !sidecar.stderr().contains("panic"),
+            "{}",
+            sidecar.stderr()
+        );
     }
 }
 
@@ -206,7 +212,8 @@ fn over_http2_upstream_as_a_reset_stream_on_a_connection_that_lives() {
         if request.uri().query() == Some("before") {
             return Some(http2::until_reset(&mut respond).await);
         }
-        let response = http::Response::builder().header("content-type", "text/event-stream").body(()).unwrap();
+        let response =
+            http::Response::builder().header("content-type", "text/event-stream").body(()).unwrap();
         let mut stream = respond.send_response(response, false).unwrap();
         stream.send_data(support::mcp::event(progress(1, 1)).into(), false).unwrap();
         Some(http2::until_stream_reset(&mut stream).await)

@@ -57,12 +57,27 @@ impl Client {
         client
     }
 
+    /// The same from a local address of its own, another host's in the sidecar's eyes.
+    pub fn from(local: &str, address: &str) -> Self {
+        let client = Self::open(address, None, Some(local));
+        client.read_on();
+        client
+    }
+
     /// Connects and reads nothing until [`read_on`](Self::read_on); with `buffer` as the size of the receive buffer.
     pub fn stalled(address: &str, buffer: Option<usize>) -> Self {
+        Self::open(address, buffer, None)
+    }
+
+    fn open(address: &str, buffer: Option<usize>, local: Option<&str>) -> Self {
         let to: SocketAddr = address.parse().unwrap();
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         if let Some(size) = buffer {
             socket.set_recv_buffer_size(size).unwrap();
+        }
+        if let Some(local) = local {
+            let local = SocketAddr::new(local.parse().unwrap(), 0);
+            socket.bind(&local.into()).unwrap();
         }
         socket.connect(&to.into()).unwrap();
         socket.set_tcp_nodelay(true).unwrap();
@@ -135,6 +150,11 @@ impl Client {
     /// Waits until the other side has closed; says when.
     pub fn closed(&self) -> Instant {
         self.received.wait("the connection's end", show, |received| received.closed)
+    }
+
+    /// When the other side closed, if it has.
+    pub fn closed_yet(&self) -> Option<Instant> {
+        self.received.lock().closed
     }
 
     /// Every piece so far, with its moment.

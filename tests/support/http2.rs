@@ -41,7 +41,8 @@ impl Server {
     where
         F: Future<Output = Option<Reason>> + Send + 'static,
     {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (acceptor, ca) = acceptor();
@@ -90,17 +91,23 @@ impl Server {
 
     /// Waits for the next request that no wait has taken.
     pub fn wait_request(&self) {
-        self.seen.wait("a request", |seen| format!("{seen:?}"), |seen| {
-            (seen.requests > seen.taken).then(|| seen.taken = seen.requests)
-        });
+        self.seen.wait(
+            "a request",
+            |seen| format!("{seen:?}"),
+            |seen| (seen.requests > seen.taken).then(|| seen.taken = seen.requests),
+        );
     }
 
     /// Waits for the next reset.
     pub fn next_reset(&self) -> Reason {
-        self.seen.wait("a reset", |seen| format!("{seen:?}"), |seen| {
-            seen.taken = seen.requests;
-            seen.resets.pop_front()
-        })
+        self.seen.wait(
+            "a reset",
+            |seen| format!("{seen:?}"),
+            |seen| {
+                seen.taken = seen.requests;
+                seen.resets.pop_front()
+            },
+        )
     }
 }
 
@@ -162,7 +169,8 @@ pub struct Stream {
 impl Node {
     /// Connects in clear text.
     pub fn connect(address: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let sender = runtime.block_on(async {
             let stream = TcpStream::connect(address).await.unwrap();
             let (sender, connection) = client::handshake(stream).await.unwrap();
@@ -174,9 +182,8 @@ impl Node {
 
     /// Sends a whole request.
     pub fn send(&self, post: &Post) -> Stream {
-        let mut request = Request::builder()
-            .method(post.method)
-            .uri(format!("http://{}{}", self.host, post.path));
+        let mut request =
+            Request::builder().method(post.method).uri(format!("http://{}{}", self.host, post.path));
         for (name, value) in &post.fields {
             request = request.header(name, value);
         }

@@ -196,7 +196,11 @@ impl Reply {
         Self { stream, connection, seen: seen.clone(), open: true }
     }
 
-    /// The connection's request number `answered`, or `None` when it ends without one.
+    /// The connection's request of that number, from 0, or `None` when it ends without one.
+    pub fn request(&self, number: usize) -> Option<Request> {
+        self.next_request(number)
+    }
+
     fn next_request(&self, answered: usize) -> Option<Request> {
         let me = self.connection;
         self.seen.wait_unbounded(|seen| {
