@@ -4,32 +4,50 @@
 //! is discarded. A notice about a stream whose events had ids waits first: a node that resumes by `GET` has not gone.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
-use tokio::{sync::mpsc, sync::oneshot, task::JoinSet, time};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot, watch},
+    task::JoinSet,
+    time::{self, Instant},
+};
 
 use crate::{inflight::Scope, message::Id, proxy::Route, upstream::Sent};
 
-/// Notices that wait to be sent; beyond it they are dropped, and the log says so.
+/// Notices that wait to be taken up; beyond it they are dropped, and the log says so.
 const QUEUE: usize = 1024;
-/// Notices under way at once.
-const CONCURRENT: usize = 64;
+/// Notices taken up at once: most of them wait for a node that may resume.
+const TAKEN_UP: usize = 4096;
+/// Notices being POSTed at once.
+const POSTED: usize = 64;
 /// How long the answer to a notice is awaited.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Event ids remembered of one stream, newest first.
 const EVENT_IDS: usize = 256;
+/// Resuming `GET`s remembered: one may come before its node's hang-up is seen.
+const RESUMED: usize = 1024;
+/// How long they are.
+const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// The end that exchanges hold.
 #[derive(Clone, Debug)]
 pub struct Canceller {
     queue: mpsc::Sender<Notice>,
-    waiting: Arc<Mutex<Vec<Waiting>>>,
+    resumes: Arc<Mutex<Resumes>>,
+    open: watch::Sender<usize>,
+}
+
+/// Who waits for a resuming `GET`, and which have come.
+#[derive(Debug, Default)]
+struct Resumes {
+    waiting: Vec<Waiting>,
+    recent: VecDeque<(Instant, Scope, u64)>,
 }
 
 #[derive(Debug)]
@@ -64,7 +82,9 @@ impl Notice {
     /// Hands it to the task. Never blocks.
     pub fn send(self) {
         let canceller = self.canceller.clone();
+        canceller.open.send_modify(|open| *open += 1);
         if canceller.queue.try_send(self).is_err() {
+            canceller.open.send_modify(|open| *open -= 1);
             tracing::warn!("too many cancel notices wait, one is dropped");
         }
     }
@@ -90,48 +110,84 @@ impl Canceller {
     /// Starts the task; it ends when the last holder is gone and the queue is empty.
     pub fn start() -> Self {
         let (queue, notices) = mpsc::channel(QUEUE);
-        let waiting = Arc::new(Mutex::new(Vec::new()));
-        tokio::spawn(run(notices, waiting.clone()));
-        Self { queue, waiting }
+        let resumes = Arc::<Mutex<Resumes>>::default();
+        let open = watch::Sender::new(0);
+        tokio::spawn(run(notices, resumes.clone(), open.clone()));
+        Self { queue, resumes, open }
     }
 
     /// A node resumes: the notice about the stream that had this event id is not sent.
     pub fn resumed(&self, scope: &Scope, last_event_id: &[u8]) {
         let id = hash(last_event_id);
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = waiting.iter().position(|one| one.scope == *scope && one.ids.contains(&id)) {
-            let _ = waiting.swap_remove(at).resumed.send(());
+        let mut resumes = lock(&self.resumes);
+        if let Some(at) = resumes.waiting.iter().position(|one| one.scope == *scope && one.ids.contains(&id))
+        {
+            let _ = resumes.waiting.swap_remove(at).resumed.send(());
+            return;
         }
+        if resumes.recent.len() == RESUMED {
+            resumes.recent.pop_front();
+        }
+        resumes.recent.push_back((Instant::now(), scope.clone(), id));
+    }
+
+    /// Ends when every notice that was sent has been POSTed and answered, or waits for a node that may resume: before
+    /// the process ends, which loses those.
+    pub async fn settled(&self) {
+        // The sender is held here.
+        let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
     }
 }
 
-async fn run(mut notices: mpsc::Receiver<Notice>, waiting: Arc<Mutex<Vec<Waiting>>>) {
-    let mut under_way = JoinSet::new();
+async fn run(mut notices: mpsc::Receiver<Notice>, resumes: Arc<Mutex<Resumes>>, open: watch::Sender<usize>) {
+    let posting = Arc::new(Semaphore::new(POSTED));
+    let mut taken_up = JoinSet::new();
     while let Some(notice) = notices.recv().await {
-        while under_way.len() >= CONCURRENT {
-            under_way.join_next().await;
+        while taken_up.len() >= TAKEN_UP {
+            taken_up.join_next().await;
         }
-        while under_way.try_join_next().is_some() {}
-        let waiting = waiting.clone();
-        under_way.spawn(async move {
-            if notice.now || notice.event_ids.is_empty() || !comes_back(&notice, &waiting).await {
-                post(notice).await;
+        while taken_up.try_join_next().is_some() {}
+        let (resumes, open, posting) = (resumes.clone(), open.clone(), posting.clone());
+        taken_up.spawn(async move {
+            if !notice.now && !notice.event_ids.is_empty() {
+                open.send_modify(|open| *open -= 1);
+                let resumed = comes_back(&notice, &resumes).await;
+                open.send_modify(|open| *open += 1);
+                if resumed {
+                    return open.send_modify(|open| *open -= 1);
+                }
             }
+            // Closed by nobody.
+            let _place = posting.acquire().await;
+            post(notice).await;
+            open.send_modify(|open| *open -= 1);
         });
     }
-    while under_way.join_next().await.is_some() {}
+    while taken_up.join_next().await.is_some() {}
 }
 
-/// Whether a resuming `GET` comes within the grace.
-async fn comes_back(notice: &Notice, waiting: &Mutex<Vec<Waiting>>) -> bool {
+/// Whether a resuming `GET` comes within the grace, or came already.
+async fn comes_back(notice: &Notice, resumes: &Mutex<Resumes>) -> bool {
     let grace = notice.route.cancel_grace.max(notice.retry).max(Duration::from_secs(2));
     let (resumed, comes) = oneshot::channel();
-    let ids = notice.event_ids.iter().copied().collect();
-    let entry = Waiting { scope: notice.scope.clone(), ids, resumed };
-    waiting.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    let ids: HashSet<u64> = notice.event_ids.iter().copied().collect();
+    {
+        let mut resumes = lock(resumes);
+        let came = |(at, scope, id): &(Instant, Scope, u64)| {
+            at.elapsed() < REMEMBERED && *scope == notice.scope && ids.contains(id)
+        };
+        if resumes.recent.iter().any(came) {
+            return true;
+        }
+        resumes.waiting.push(Waiting { scope: notice.scope.clone(), ids, resumed });
+    }
     let came = matches!(time::timeout(grace, comes).await, Ok(Ok(())));
-    waiting.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| !one.resumed.is_closed());
+    lock(resumes).waiting.retain(|one| !one.resumed.is_closed());
     came
+}
+
+fn lock(resumes: &Mutex<Resumes>) -> MutexGuard<'_, Resumes> {
+    resumes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn post(notice: Notice) {

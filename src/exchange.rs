@@ -169,7 +169,9 @@ impl Exchange {
         // Without a moment of its own the hang-up is this drop: what was held upstream was dropped just before.
         record.cancel_ms = Some(at.map_or(Duration::ZERO, |at| at.elapsed()));
         let cancels = self.request.as_ref().is_some_and(|request| request.cancels_on_disconnect);
-        if by == CancelledBy::Disconnect && cancels && !self.upstream_ended {
+        // Where the response is complete there is nothing left to cancel, delivered or not (J-01).
+        let answered = self.entry.as_ref().is_some_and(|entry| entry.running.is_answered());
+        if by == CancelledBy::Disconnect && cancels && !answered && !self.upstream_ended {
             self.notify_upstream();
         }
     }

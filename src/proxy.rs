@@ -126,15 +126,18 @@ impl Sidecar {
                 running.close();
             }
         }
-        if time::timeout(limit, self.registry.empty()).await.is_ok() {
-            return;
+        if time::timeout(limit, self.registry.empty()).await.is_err() {
+            for running in self.registry.all() {
+                running.cancel(CancelledBy::Drain);
+                running.close();
+            }
         }
-        for running in self.registry.all() {
-            running.cancel(CancelledBy::Drain);
-            running.close();
-        }
-        // What is cut still has to be told to its node.
-        let _ = time::timeout(Duration::from_secs(1), self.registry.empty()).await;
+        // What is cut still has to be told to its node, and in legacy to its server.
+        let told = async {
+            self.registry.empty().await;
+            self.canceller.settled().await;
+        };
+        let _ = time::timeout(LAST_WORDS, told).await;
     }
 
     /// Answers one request. Never fails: every failure is an answer, and every exchange has its line in the log.
@@ -266,6 +269,9 @@ fn left(mut exchange: Exchange) -> Response<Body> {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
+
+/// How long a drain waits for what it has cut.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How much of a refused body is read so that the node can read the refusal, and for how long.
 const DRAIN_BYTES: usize = 16 * 1024 * 1024;
