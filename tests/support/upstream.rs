@@ -154,6 +154,18 @@ impl Upstream {
         self.seen.wait("a request", show, |seen| seen.requests.iter().find(|r| wanted(r)).cloned())
     }
 
+    /// Waits until `count` requests have come that `wanted` is true of.
+    pub fn wait_requests(&self, wanted: impl Fn(&Request) -> bool, count: usize) {
+        self.seen.wait(&format!("{count} requests"), show, |seen| {
+            (seen.requests.iter().filter(|request| wanted(request)).count() >= count).then_some(())
+        });
+    }
+
+    /// Every whole request so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.seen.lock().requests.clone()
+    }
+
     /// Waits until connection `number`, counted from 0, has been closed.
     pub fn wait_closed(&self, number: usize) -> Connection {
         let what = format!("connection {number} to close");
