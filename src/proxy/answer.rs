@@ -552,5 +552,8 @@ async fn read(
         }
         held.set(size);
     }
+    if let Some(decoder) = decoder {
+        decoder.finish().map_err(|error| Failure::upstream(format!("the upstream's encoding: {error}")))?;
+    }
     Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))
 }

@@ -592,6 +592,9 @@ impl Pump {
 
     /// The upstream ended its stream cleanly.
     fn finished(&mut self) {
+        if let Some(Err(error)) = self.decoder.as_mut().map(Decoder::finish) {
+            return self.broken(&Failure::upstream(format!("upstream's encoding: {error}")));
+        }
         if let Some(last) = self.scanner.finish() {
             let response = match last.data.as_deref().and_then(answer::look) {
                 Some(Answer::Response(response)) => response.id,
