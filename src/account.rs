@@ -304,9 +304,10 @@ impl Drop for Account {
                 self.record.cancelled_by.get_or_insert(CancelledBy::Disconnect);
             }
         }
-        self.sink.metrics().in_flight.dec();
         self.sink.metrics().ended(&self.record);
         self.sink.write(&self.record);
+        // Last: the end of the process waits for it.
+        self.sink.metrics().in_flight.dec();
     }
 }
 
