@@ -44,7 +44,9 @@ fn secretive(post: &Post, request: &str) -> Post {
 /// Every kind of message toward an upstream that fails before or after anything was sent.
 fn fails(sidecar: &Sidecar, reason: &str, code: u32, outcome: &str) {
     for (number, (post, id)) in
-        [(call("\"\\u0061\""), "\"\\u0061\""), (modern_call("-0.50"), "-0.50"), (call(7), "7")].into_iter().enumerate()
+        [(call("\"\\u0061\""), "\"\\u0061\""), (modern_call("-0.50"), "-0.50"), (call(7), "7")]
+            .into_iter()
+            .enumerate()
     {
         let request = format!("r-{number}");
         let answer = sidecar.client().ask(&secretive(&post, &request));
@@ -176,7 +178,10 @@ const BROKEN: [(&str, Script); 12] = [
         reply.hang();
     }),
     ("two lengths", |_, reply| {
-        reply.head(200, &[("Content-Type", "application/json"), ("Content-Length", "2"), ("Content-Length", "3")]);
+        reply.head(
+            200,
+            &[("Content-Type", "application/json"), ("Content-Length", "2"), ("Content-Length", "3")],
+        );
         reply.hang();
     }),
     ("a head that is too large", |_, reply| {
@@ -205,7 +210,10 @@ const BROKEN: [(&str, Script); 12] = [
         reply.hang();
     }),
     ("a stream that only begins", |_, reply| {
-        reply.head(200, &[("Content-Type", "application/json"), ("Content-Encoding", "gzip"), ("Content-Length", "3")]);
+        reply.head(
+            200,
+            &[("Content-Type", "application/json"), ("Content-Encoding", "gzip"), ("Content-Length", "3")],
+        );
         reply.raw("abc");
     }),
 ];
@@ -237,7 +245,10 @@ fn an_answer_to_a_call_that_is_no_message_or_too_large_failed_too() {
         println!("{body:?}");
         is_error(&answer.body, "1", 1502, "upstream_failed", "unknown", "r", "");
     }
-    let upstream = Upstream::json(format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"x\":\"{}\"}}}}", "x".repeat(3000)));
+    let upstream = Upstream::json(format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"x\":\"{}\"}}}}",
+        "x".repeat(3000)
+    ));
     let sidecar = Sidecar::with_config(&format!(
         "[limits]\nresponse_body = \"2KiB\"\n[upstreams.mcp]\nurl = \"{}\"\n",
         upstream.url()
@@ -280,11 +291,19 @@ fn on_an_open_stream_the_error_is_its_last_event_and_the_stream_ends_properly() 
             assert_eq!(answer.status(), 200);
             assert_eq!(answer.head.field("transfer-encoding"), Some("chunked"));
             let last = events.last().unwrap();
-            let reached = if what == "RST" && events.len() == 1 { "" } else { ",\"oz0/progress\":{\"progress\":2,\"total\":4}" };
+            let reached = if what == "RST" && events.len() == 1 {
+                ""
+            } else {
+                ",\"oz0/progress\":{\"progress\":2,\"total\":4}"
+            };
             is_error(last.data.as_bytes(), id, 1502, "upstream_failed", "unknown", "r", reached);
             assert_eq!(upstream.count(), 1);
             let line = sidecar.wait_lines(1)[0].clone();
-            assert_eq!((&line["outcome"], &line["reason"]), (&"failed".into(), &"upstream_failed".into()), "{line}");
+            assert_eq!(
+                (&line["outcome"], &line["reason"]),
+                (&"failed".into(), &"upstream_failed".into()),
+                "{line}"
+            );
         }
     }
 }
@@ -351,7 +370,11 @@ fn a_status_of_the_upstream_s_own_is_no_failure_and_passes_as_it_came() {
         let body = format!("{{\"error\" : {status}}}");
         let told = body.clone();
         let upstream = Upstream::start(move |_, reply| {
-            reply.json(status, &[("WWW-Authenticate", "Bearer resource_metadata=\"x\""), ("X-Own", "1")], &told);
+            reply.json(
+                status,
+                &[("WWW-Authenticate", "Bearer resource_metadata=\"x\""), ("X-Own", "1")],
+                &told,
+            );
         });
         let sidecar = at(&upstream.url());
         for post in [call(1), modern_call(1), Post::get(), Post::delete()] {
