@@ -278,8 +278,9 @@ impl State {
     }
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
+impl State {
+    /// Tells the exchange what passed.
+    fn tell(&mut self) {
         let counts = self.queue.counts();
         let record = &mut self.exchange.account.record;
         record.events = Some(self.events);
@@ -290,6 +291,12 @@ impl Drop for State {
         record.progress_coalesced = Some(counts.coalesced);
         record.progress_dropped = Some(counts.dropped);
         record.refetch = counts.refetch.then_some(true);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
@@ -701,14 +708,17 @@ impl Pump {
                 return self.end();
             }
         }
-        let mut state = self.shared.lock();
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
         if !state.drained() && now >= state.taken + self.client_stall {
-            state.cut = true;
-            state.exchange.left = Some(now);
-            state.held.set(0);
-            state.end();
-            drop(state);
             self.upstream = None;
+            state.cut = true;
+            state.mute();
+            state.exchange.left = Some(now);
+            state.tell();
+            // An HTTP/2 stream without a window is not asked for its body any more, and holds on to it.
+            state.exchange.close();
+            state.end();
         }
     }
 }
