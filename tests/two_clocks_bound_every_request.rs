@@ -11,6 +11,7 @@ use std::{
 use support::{
     Client, Gate, Post, Sidecar, Upstream,
     http::Response,
+    http2::Node,
     mcp::{call, modern_call, progress, result},
     sse,
 };
@@ -359,7 +360,7 @@ fn the_clocks_end_with_the_response_and_a_slow_node_still_gets_it() {
         &upstream,
         "idle_timeout = \"400ms\"\nmax_timeout = \"2s\"\n[upstreams.mcp.progress]\nqueue_bytes = \"16MiB\"",
     );
-    let node = Client::stalled(&sidecar.listen, Some(4096));
+    let node = Client::stalled(&sidecar.listen, Some(65536));
     node.send(&call(1));
     upstream.wait_closed(0);
     thread::sleep(millis(2200));
@@ -406,7 +407,7 @@ fn a_node_that_takes_nothing_is_closed_and_so_is_its_upstream() {
             "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
             upstream.url()
         ));
-        let node = Client::stalled(&sidecar.listen, Some(4096));
+        let node = Client::stalled(&sidecar.listen, Some(65536));
         let begun = Instant::now();
         node.send(&slow);
         upstream.wait_closed(0);
@@ -423,15 +424,49 @@ fn a_node_that_takes_nothing_is_closed_and_so_is_its_upstream() {
 }
 
 #[test]
+fn an_http2_node_that_grants_no_window_to_a_stream_loses_that_stream() {
+    let upstream = Upstream::start(|request, reply| {
+        if request.json()["id"] == 2 {
+            return reply.json(200, &[], &result(2));
+        }
+        reply.sse(&[]);
+        let filler = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
+            "x".repeat(100_000)
+        );
+        while !reply.closed() {
+            reply.event(&filler);
+        }
+    });
+    let sidecar = Sidecar::with_config(&format!(
+        "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        upstream.url()
+    ));
+    let node = Node::connect(&sidecar.listen);
+    let mut stalled = node.send(&modern_call(1));
+    node.head(&mut stalled);
+    upstream.wait_closed(0);
+    let line = sidecar.wait_lines(1)[0].clone();
+    assert_eq!(
+        (&line["outcome"], &line["cancelled_by"]),
+        (&"cancelled".into(), &"disconnect".into()),
+        "{line}"
+    );
+    // The connection's other streams go on.
+    let mut other = node.send(&modern_call(2));
+    assert_eq!(node.head(&mut other).status(), 200);
+}
+
+#[test]
 fn a_node_that_takes_nothing_of_a_json_answer_is_closed_too() {
-    let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(20_000_000));
+    let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(12_000_000));
     let upstream = Upstream::json(body);
     let sidecar = Sidecar::with_config(&format!(
         "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
         upstream.url()
     ));
     let before = sidecar.fds();
-    let node = Client::stalled(&sidecar.listen, Some(4096));
+    let node = Client::stalled(&sidecar.listen, Some(65536));
     node.send(&call(1));
     sidecar.wait_lines(1);
     let end = Instant::now() + support::BOUND;
