@@ -1,12 +1,10 @@
 //! SIGTERM: what runs may finish within `drain`, what is new is turned away, what is left is cut and told so, and the
 //! process ends with every line written (contract sections 1, 8, 9 and 10).
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
@@ -16,6 +14,7 @@ use support::{
     sse,
     upstream::Reply,
 };
+use tokio::time::Instant;
 
 /// Far above what a drain may be late on a busy machine.
 const LATE: Duration = Duration::from_secs(4);

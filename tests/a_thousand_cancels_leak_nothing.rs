@@ -1,12 +1,12 @@
 //! Whatever ends an exchange, nothing of it stays: no file, no thread, no place among what runs, no memory (contract
 //! section 8; the sidecar lives as long as its node's machine).
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::Instant,
 };
 
 use support::{
@@ -15,6 +15,7 @@ use support::{
     mcp::{call, cancel, modern_call, progress},
     upstream::Reply,
 };
+use tokio::time::Instant;
 
 const WORKERS: usize = 8;
 

@@ -1,12 +1,10 @@
 //! The idle clock and the maximum: what resets, stops and never moves them, what has none, and what the node and the
 //! upstream see when one runs out (contract section 8; ). And `client_stall`, which bounds the node.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use support::{
     Client, Gate, Post, Sidecar, Upstream,
@@ -15,6 +13,7 @@ use support::{
     mcp::{call, modern_call, progress, result},
     sse,
 };
+use tokio::time::Instant;
 
 /// Far above what a clock may be late on a busy machine; far below the other clocks.
 const LATE: Duration = Duration::from_secs(3);
