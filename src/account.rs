@@ -266,6 +266,7 @@ pub struct Account {
     pub record: Record,
     sink: log::Sink,
     opened: Instant,
+    closed: bool,
 }
 
 impl Account {
@@ -274,7 +275,7 @@ impl Account {
         let record =
             Record { ts: humantime::format_rfc3339_millis(ts).to_string(), request, ..Record::default() };
         sink.metrics().in_flight.inc();
-        Self { record, sink, opened: Instant::now() }
+        Self { record, sink, opened: Instant::now(), closed: false }
     }
 
     /// When it was opened: what `first_byte_ms` and the like are measured from.
@@ -291,10 +292,12 @@ impl Account {
     pub fn finish(mut self, outcome: Outcome) {
         self.record.outcome.get_or_insert(outcome);
     }
-}
 
-impl Drop for Account {
-    fn drop(&mut self) {
+    /// Ends the exchange now, where its owner can't be dropped yet. What is set later is not written.
+    pub fn close(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
         self.record.duration_ms = Some(self.opened.elapsed());
         if self.record.outcome.is_none() {
             if std::thread::panicking() {
@@ -304,9 +307,16 @@ impl Drop for Account {
                 self.record.cancelled_by.get_or_insert(CancelledBy::Disconnect);
             }
         }
-        self.sink.metrics().in_flight.dec();
         self.sink.metrics().ended(&self.record);
         self.sink.write(&self.record);
+        // Last: the end of the process waits for it.
+        self.sink.metrics().in_flight.dec();
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -246,6 +246,15 @@ impl Exchange {
             self.notify_upstream();
         }
     }
+
+    /// Ends it now, with all that a drop would do, where its owner can't be dropped yet.
+    pub fn close(&mut self) {
+        self.settle_cancelled();
+        self.entry = None;
+        self.permits.clear();
+        self.held = None;
+        self.account.close();
+    }
 }
 
 impl Drop for Exchange {

@@ -1,9 +1,10 @@
 //! `notifications/cancelled` from the node: forwarded in legacy, kept in modern; it ends exactly the request that it names,
 //! and nothing more is said about that one (contract section 8; ).
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
@@ -13,6 +14,7 @@ use support::{
     sse,
     upstream::Reply,
 };
+use tokio::time::Instant;
 
 const CANCELLED: &str = "notifications/cancelled";
 
@@ -111,7 +113,7 @@ fn a_modern_cancel_is_not_forwarded_and_gets_202() {
     let answer = sidecar.client().ask(&modern_cancel("7"));
     assert_eq!((answer.status(), answer.body.len()), (202, 0));
     assert_eq!(sse::read(&node.response().body).events.len(), 1);
-    let closed = upstream.wait_closed(0).closed.unwrap().into_std();
+    let closed = upstream.wait_closed(0).closed.unwrap();
     assert!(closed.saturating_duration_since(asked) < AT_ONCE);
     is_cancelled_by_message(&line_of(&sidecar, &7.into()));
     assert_eq!(upstream.count(), 1);
@@ -218,13 +220,12 @@ fn a_result_that_comes_after_a_legacy_cancel_is_not_sent_and_the_id_may_be_used_
 #[test]
 fn a_json_result_that_comes_after_a_legacy_cancel_is_not_sent_either() {
     let cancelled = Gate::new();
-    let answering = cancelled.clone();
     let upstream = Upstream::start(move |request, reply| {
         if request.json().get("id").is_none() {
-            answering.open();
+            cancelled.open();
             return reply.hang();
         }
-        answering.pass();
+        cancelled.pass();
         reply.json(200, &[], &result(7));
     });
     let sidecar = Sidecar::before(&upstream);
@@ -242,16 +243,15 @@ fn a_failure_after_a_cancel_is_no_failure() {
     // What the upstream does once it has been told: it breaks the call's stream or connection, before or after the head.
     for (head, reset) in [(true, false), (true, true), (false, false), (false, true)] {
         let cancelled = Gate::new();
-        let breaking = cancelled.clone();
         let upstream = Upstream::start(move |request, reply| {
             if request.json().get("id").is_none() {
-                breaking.open();
+                cancelled.open();
                 return reply.hang();
             }
             if head {
                 reply.sse(&[]);
             }
-            breaking.pass();
+            cancelled.pass();
             if reset { reply.reset() } else { reply.break_off() }
         });
         let sidecar = Sidecar::before(&upstream);

@@ -1,12 +1,10 @@
 //! What a legacy server is told when its node hangs up or a clock runs out: `notifications/cancelled`, within bounds,
 //! once, and never in modern (contract section 8, `legacy_disconnect`; J-01, R-134, R-137, R-138, R-154).
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
@@ -14,6 +12,7 @@ use support::{
     mcp::{call, modern_call, progress, result},
     upstream::Reply,
 };
+use tokio::time::Instant;
 
 const CANCELLED: &str = "notifications/cancelled";
 

@@ -113,7 +113,12 @@ impl Identity {
             session: whole("session", said.session.as_ref(), field("oz0-session")?, 0)?,
             k: whole("k", said.k.as_ref(), field("oz0-k")?, 1)?,
             attempt: whole("attempt", said.attempt.as_ref(), field("oz0-attempt")?, 1)?,
-            time_limit: seconds("time_limit", said.time_limit.as_ref(), field("oz0-time-limit")?, f64::MIN_POSITIVE)?,
+            time_limit: seconds(
+                "time_limit",
+                said.time_limit.as_ref(),
+                field("oz0-time-limit")?,
+                f64::MIN_POSITIVE,
+            )?,
             elapsed: elapsed.unwrap_or_default(),
             said: object.is_some() || elapsed.is_some(),
         };

@@ -5,6 +5,7 @@ use std::{
     io::{self, IsTerminal},
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use http::{Request, Response};
@@ -14,7 +15,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
     task::block_in_place,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tower::Service;
 use tracing::level_filters::LevelFilter;
@@ -34,6 +35,9 @@ use crate::{
 
 /// Connections to the admin listener at a time: probes and scrapers, not nodes.
 const ADMIN_CONNECTIONS: usize = 256;
+
+/// How long exchanges may take to end once their connections are gone.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Reads the configuration and serves under it.
 pub fn run(flags: Flags) -> ExitCode {
@@ -101,24 +105,36 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
     live(&mut reloader, &sidecar, &sink, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
-    let end = async {
-        sidecar.drain(drain).await;
-        // A listener that is gone is stopped.
-        let _ = stop.send(());
-        // It has no result, and a panic of it was reported where it happened.
-        let _ = nodes.await;
-    };
     let code = tokio::select! {
-        () = end => ExitCode::SUCCESS,
+        () = sidecar.drain(drain) => ExitCode::SUCCESS,
         () = signals.terminate() => {
             tracing::warn!("second signal: not waiting for calls in flight");
+            sidecar.drain(Duration::ZERO).await;
             ExitCode::from(FAILED)
         }
     };
+    // A listener that is gone is stopped.
+    let _ = stop.send(());
+    // It has no result, and a panic of it was reported where it happened.
+    let _ = nodes.await;
+    settled(&sink.metrics().in_flight).await;
     ledger.close().await;
     // It has told what it could not write.
     let _ = block_in_place(|| log.close());
     code
+}
+
+/// Waits until every exchange has written its line: their connections are gone, but what the runtime has not dropped yet
+/// still holds some.
+async fn settled(in_flight: &Gauge) {
+    let settled = async {
+        while in_flight.get() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    if timeout(LAST_LINES, settled).await.is_err() {
+        tracing::warn!(exchanges = in_flight.get(), "ends with exchanges open");
+    }
 }
 
 fn failed(reason: &str) -> ExitCode {

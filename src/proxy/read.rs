@@ -120,7 +120,7 @@ pub(super) async fn read(
         }
         held.set(size);
     }
-    if let Some(decoder) = decoder.take() {
+    if let Some(mut decoder) = decoder.take() {
         decoder.finish()?;
     }
     Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))

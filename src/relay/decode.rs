@@ -106,14 +106,14 @@ impl Decoder {
     /// # Errors
     ///
     /// [`Error::CutOff`] when the coding has not ended, or does not match its own checksum.
-    pub fn finish(self) -> Result<(), Error> {
-        let ended = match self.inflate {
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let ended = match &mut self.inflate {
             // A body of no bytes at all is an empty one, whatever its label.
             Inflate::Gzip { begun: false, .. } | Inflate::Undecided(None) => Ok(()),
             Inflate::Undecided(Some(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Inflate::Gzip { mut decoder, .. } => decoder.try_finish(),
-            Inflate::Zlib(mut decoder) => decoder.try_finish(),
-            Inflate::Raw(mut decoder) => decoder.try_finish(),
+            Inflate::Gzip { decoder, .. } => decoder.try_finish(),
+            Inflate::Zlib(decoder) => decoder.try_finish(),
+            Inflate::Raw(decoder) => decoder.try_finish(),
         };
         ended.map_err(|_| Error::CutOff(self.coding))
     }

@@ -105,7 +105,7 @@ impl Rest {
                 None => None,
             };
             let Some(data) = data else {
-                let finished = self.decoder.take().map_or(Ok(()), Decoder::finish);
+                let finished = self.decoder.take().map_or(Ok(()), |mut decoder| decoder.finish());
                 return Poll::Ready(finished.err().map(|error| Err(error.into())));
             };
             let Some(decoder) = &mut self.decoder else { return Poll::Ready(Some(Ok(data))) };

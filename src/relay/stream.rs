@@ -335,8 +335,9 @@ impl State {
     }
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
+impl State {
+    /// Tells the exchange what passed.
+    fn tell(&mut self) {
         let counts = self.queue.counts();
         let record = &mut self.exchange.account.record;
         record.events = Some(self.events);
@@ -347,6 +348,12 @@ impl Drop for State {
         record.progress_coalesced = Some(counts.coalesced);
         record.progress_dropped = Some(counts.dropped);
         record.refetch = counts.refetch.then_some(true);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
@@ -455,10 +462,7 @@ impl Pump {
             match self.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
                 Poll::Ready(Some(Err(error))) => self.closing = Some(Closing::Broken(error.into())),
-                Poll::Ready(None) => {
-                    self.finish_last();
-                    self.closing = Some(Closing::Finished);
-                }
+                Poll::Ready(None) => self.closing = Some(self.finished()),
                 Poll::Pending => return self.flush(),
             }
         }
@@ -597,13 +601,18 @@ impl Pump {
         }
     }
 
-    /// The last event, if it lacks its empty line and is what the stream is there for.
-    fn finish_last(&mut self) {
+    /// The upstream ended its stream cleanly. The last event still counts if it lacks its empty line and is what the stream
+    /// is there for.
+    fn finished(&mut self) -> Closing {
+        if let Some(Err(error)) = self.decoder.as_mut().map(Decoder::finish) {
+            return Closing::Broken(Failure::upstream(format!("upstream's encoding: {error}")));
+        }
         if let Some(last) = self.scanner.finish()
             && last.data.as_deref().and_then(answer::look).is_some_and(|last| self.source.awaits(&last))
         {
             self.backlog.push_back(last);
         }
+        Closing::Finished
     }
 
     /// Everything that was found has gone out: ends the node's stream as the upstream's ended.
@@ -708,14 +717,17 @@ impl Pump {
                 return self.end();
             }
         }
-        let mut state = self.shared.lock();
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
         if !state.drained() && now >= state.taken + self.client_stall {
-            state.cut = true;
-            state.exchange.left = Some(now);
-            state.held.set(0);
-            state.end();
-            drop(state);
             self.upstream = None;
+            state.cut = true;
+            state.mute();
+            state.exchange.left = Some(now);
+            state.tell();
+            // An HTTP/2 stream without a window is not asked for its body any more, and holds on to it.
+            state.exchange.close();
+            state.end();
         }
     }
 }

@@ -1,0 +1,498 @@
+//! The idle clock and the maximum: what resets, stops and never moves them, what has none, and what the node and the
+//! upstream see when one runs out (contract section 8; R-150 to R-154). And `client_stall`, which bounds the node.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
+
+mod support;
+
+use std::{thread, time::Duration};
+
+use support::{
+    Client, Gate, Post, Sidecar, Upstream,
+    http::Response,
+    http2::Node,
+    mcp::{call, modern_call, progress, result},
+    sse,
+};
+use tokio::time::Instant;
+
+/// Far above what a clock may be late on a busy machine; far below the other clocks.
+const LATE: Duration = Duration::from_secs(3);
+
+fn sidecar(upstream: &Upstream, settings: &str) -> Sidecar {
+    Sidecar::with_config(&format!("[upstreams.mcp]\nurl = \"{}\"\n{settings}\n", upstream.url()))
+}
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The error that the sidecar ends a request with, as the last event of a stream or as the whole answer.
+fn lost(response: &Response, id: &serde_json::Value, reason: &str) {
+    assert_eq!(response.status(), 200);
+    let error = match response.head.field("content-type") {
+        Some("text/event-stream") => sse::read(&response.body).events.last().unwrap().json(),
+        _ => response.json(),
+    };
+    assert_eq!(error["id"], *id, "{error}");
+    assert_eq!(error["error"]["code"], 1504, "{error}");
+    assert_eq!(error["error"]["data"]["reason"], reason, "{error}");
+    assert_eq!(error["error"]["data"]["outcome"], "unknown", "{error}");
+}
+
+#[test]
+fn a_slow_tool_is_called_once_and_its_loss_is_told_at_the_clock_and_not_before() {
+    for (clock, post) in [
+        ("idle_timeout", modern_call(1)),
+        ("max_timeout", modern_call(1)),
+        ("idle_timeout", call(1)),
+        ("max_timeout", call(1)),
+    ] {
+        let upstream = Upstream::silent();
+        let sidecar = sidecar(&upstream, &format!("{clock} = \"600ms\""));
+        let begun = Instant::now();
+        let answer = sidecar.client().ask(&post);
+        let took = begun.elapsed();
+        assert!(took >= millis(600) && took < LATE, "{took:?}");
+        lost(&answer, &1.into(), clock);
+        assert_eq!(answer.head.field("content-type"), Some("application/json"));
+        upstream.wait_closed(0);
+        let line = sidecar.wait_lines(1)[0].clone();
+        assert_eq!((&line["outcome"], &line["reason"]), (&clock.into(), &clock.into()), "{line}");
+        assert_eq!(line["status"], 200);
+        assert_eq!(line.get("cancelled_by"), None, "{line}");
+        thread::sleep(millis(500));
+        let calls = upstream.requests().iter().filter(|one| one.json()["method"] == "tools/call").count();
+        assert_eq!(calls, 1);
+    }
+}
+
+#[test]
+fn comments_and_what_is_no_message_reset_nothing() {
+    for noise in [": ka\n\n", "\n", "retry: 50\n\n", "data: \n\n", "id: 7\n\n", "event: ping\ndata: \n\n"] {
+        let upstream = Upstream::start(move |request, reply| {
+            if request.json().get("id").is_none() {
+                return reply.json(202, &[], "");
+            }
+            reply.sse(&[]);
+            while !reply.closed() {
+                reply.chunk(noise);
+                thread::sleep(millis(50));
+            }
+        });
+        let sidecar = sidecar(
+            &upstream,
+            "idle_timeout = \"600ms\"\nmax_timeout = \"20s\"\n[upstreams.mcp.keepalive]\ninterval = \"100ms\"",
+        );
+        for post in [call(1), modern_call(1)] {
+            let begun = Instant::now();
+            let answer = sidecar.client().ask(&post);
+            let took = begun.elapsed();
+            assert!(took >= millis(600) && took < LATE, "{noise:?} {took:?}");
+            assert_eq!(answer.head.field("transfer-encoding"), Some("chunked"));
+            lost(&answer, &1.into(), "idle_timeout");
+        }
+        assert!(upstream.connections().len() <= 3);
+        sidecar.wait_line(|line| line["outcome"] == "idle_timeout");
+    }
+}
+
+#[test]
+fn each_message_resets_the_idle_clock() {
+    let log = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#.to_owned();
+    let unknown = r#"{"jsonrpc":"2.0","method":"x/y"}"#.to_owned();
+    for message in [None, Some(log), Some(unknown)] {
+        let upstream = Upstream::start(move |_, reply| {
+            reply.sse(&[]);
+            for n in 1..=8 {
+                thread::sleep(millis(300));
+                match &message {
+                    Some(message) => reply.event(message),
+                    None => reply.event(&progress(1, n)),
+                }
+            }
+            reply.event(&result(1));
+            reply.end();
+        });
+        let sidecar = sidecar(&upstream, "idle_timeout = \"1s\"");
+        let answer = sidecar.client().ask(&call(1));
+        assert!(answer.text().contains(&result(1)), "{}", answer.text());
+    }
+}
+
+#[test]
+fn progress_that_is_coalesced_away_resets_the_idle_clock_too() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[]);
+        for n in 1..=40 {
+            reply.event(&progress(1, n));
+            thread::sleep(millis(60));
+        }
+        reply.event(&result(1));
+        reply.end();
+    });
+    let sidecar = sidecar(
+        &upstream,
+        "idle_timeout = \"1s\"\n[upstreams.mcp.progress]\nburst = 1\nmin_interval = \"1h\"",
+    );
+    let answer = sidecar.client().ask(&call(1));
+    assert!(answer.text().contains(&result(1)), "{}", answer.text());
+    let line = sidecar.wait_lines(1)[0].clone();
+    assert!(line["progress_coalesced"].as_u64().unwrap() > 30, "{line}");
+}
+
+#[test]
+fn progress_never_moves_the_maximum() {
+    for post in [call(1), modern_call(1)] {
+        let upstream = Upstream::start(|request, reply| {
+            if request.json().get("id").is_none() {
+                return reply.json(202, &[], "");
+            }
+            reply.sse(&[]);
+            for n in 1.. {
+                if reply.closed() {
+                    return;
+                }
+                reply.event(&progress(1, n));
+                thread::sleep(millis(50));
+            }
+        });
+        let sidecar = sidecar(&upstream, "idle_timeout = \"500ms\"\nmax_timeout = \"1200ms\"");
+        let begun = Instant::now();
+        let answer = sidecar.client().ask(&post);
+        assert!(begun.elapsed() >= millis(1200) && begun.elapsed() < LATE);
+        lost(&answer, &1.into(), "max_timeout");
+        let told = &sse::read(&answer.body).events.last().unwrap().json()["error"]["data"]["oz0/progress"];
+        assert!(told["progress"].as_u64().unwrap() > 3, "{told}");
+        upstream.wait_closed(0);
+    }
+}
+
+#[test]
+fn silence_after_the_last_message_ends_the_call_at_the_idle_clock() {
+    // As a path that drops all packets: nothing comes any more, not even an end.
+    let upstream = Upstream::start(|request, reply| {
+        if request.method() == "GET" {
+            reply.sse(&[]);
+            return reply.hang();
+        }
+        if request.json().get("id").is_none() {
+            return reply.json(202, &[], "");
+        }
+        reply.sse(&[]);
+        thread::sleep(millis(400));
+        reply.event(&progress(1, 1));
+        reply.hang();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"700ms\"");
+    let get = sidecar.client();
+    get.send(&Post::get());
+    get.head();
+    let node = sidecar.client();
+    node.send(&call(1));
+    node.events(1);
+    let begun = Instant::now();
+    let answer = node.response();
+    assert!(begun.elapsed() >= millis(600) && begun.elapsed() < LATE, "{:?}", begun.elapsed());
+    lost(&answer, &1.into(), "idle_timeout");
+    assert_eq!(sse::read(&answer.body).events[0].data, progress(1, 1));
+    let line = sidecar.wait_line(|line| line["rpc"] == "tools/call");
+    assert_eq!(line["reason"], "idle_timeout");
+    assert!(get.closed_yet().is_none(), "a GET may be silent");
+}
+
+#[test]
+fn what_has_no_clock_outlives_both_and_tasks_result_the_idle_one() {
+    let upstream = Upstream::start(|request, reply| {
+        if request.head.field("x-silent").is_none() {
+            reply.sse(&[]);
+        }
+        reply.hang();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"200ms\"\nmax_timeout = \"1500ms\"");
+    let listen = Post::modern(
+        "subscriptions/listen",
+        None,
+        r#"{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{}}}"#,
+    );
+    let open = |post: &Post| {
+        let node = sidecar.client();
+        node.send(post);
+        node
+    };
+    let silent = |post: &Post| open(&post.clone().field("X-Silent", "1"));
+    let endless = [
+        open(&Post::get()),
+        silent(&Post::get()),
+        open(&Post::get().field("Last-Event-ID", "7")),
+        open(&listen),
+        silent(&listen),
+    ];
+    let task = Post::legacy(r#"{"jsonrpc":"2.0","id":1,"method":"tasks/result","params":{"taskId":"t"}}"#);
+    let begun = Instant::now();
+    let tasks = [open(&task), silent(&task)];
+    for node in tasks {
+        lost(&node.response(), &1.into(), "max_timeout");
+    }
+    assert!(begun.elapsed() >= millis(1400));
+    // The other task methods have it.
+    let get = Post::legacy(r#"{"jsonrpc":"2.0","id":1,"method":"tasks/get","params":{"taskId":"t"}}"#);
+    lost(&silent(&get).response(), &1.into(), "idle_timeout");
+    assert!(endless.iter().all(|node| node.closed_yet().is_none()));
+    let alive = upstream.connections().iter().filter(|one| one.closed.is_none()).count();
+    assert!(alive >= 5, "{alive}");
+}
+
+#[test]
+fn an_answer_in_json_is_bound_by_the_same_clocks() {
+    for clock in ["idle_timeout", "max_timeout"] {
+        let upstream = Upstream::start(|request, reply| {
+            if request.json().get("id").is_none() {
+                return reply.json(202, &[], "");
+            }
+            reply.head(200, &[("Content-Type", "application/json"), ("Content-Length", "100000")]);
+            reply.raw("{\"jsonrpc\"");
+            reply.hang();
+        });
+        let sidecar = sidecar(&upstream, &format!("{clock} = \"400ms\""));
+        lost(&sidecar.client().ask(&call(1)), &1.into(), clock);
+        upstream.wait_closed(0);
+    }
+}
+
+/// The messages a server may ask its node with in the middle of a call.
+fn elicits(id: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"elicitation/create","params":{{"message":"?"}}}}"#)
+}
+
+#[test]
+fn the_idle_clock_stands_still_while_a_server_s_request_awaits_the_node() {
+    for id in ["\"s1\"", "1"] {
+        let answered = Gate::new();
+        let told = answered.clone();
+        let upstream = Upstream::start(move |request, reply| {
+            let json = request.json();
+            if json.get("method").is_none() {
+                reply.json(202, &[], "");
+                return told.open();
+            }
+            if json.get("id").is_none() {
+                return reply.json(202, &[], "");
+            }
+            reply.sse(&[]);
+            reply.event(&elicits(id));
+            answered.pass();
+            reply.event(&result(1));
+            reply.end();
+        });
+        let sidecar = sidecar(&upstream, "idle_timeout = \"400ms\"");
+        let node = sidecar.client();
+        node.send(&call(1));
+        // The server's request of the same id does not complete the call.
+        assert_eq!(node.events(1)[0].data, elicits(id));
+        thread::sleep(millis(1200));
+        let answer =
+            Post::legacy(format!(r#"{{ "jsonrpc":"2.0","id":{id},"result":{{"action":"accept"}} }}"#));
+        assert_eq!(sidecar.client().ask(&answer).status(), 202);
+        assert!(node.response().text().contains(&result(1)));
+        assert_eq!(upstream.wait_request(1).body, answer.body, "as it came");
+    }
+}
+
+#[test]
+fn it_goes_on_once_all_of_them_are_answered() {
+    let upstream = Upstream::start(|request, reply| {
+        if request.json()["method"] != "tools/call" {
+            return reply.json(202, &[], "");
+        }
+        reply.sse(&[]);
+        reply.event(&elicits("\"a\""));
+        reply.event(&elicits("\"b\""));
+        reply.hang();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"500ms\"");
+    let node = sidecar.client();
+    node.send(&call(1));
+    node.events(2);
+    let respond = |id: &str, session: &str| {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-1,"message":"no"}}}}"#);
+        let answer = sidecar.client().ask(&Post::legacy(body).field("Mcp-Session-Id", session));
+        assert_eq!(answer.status(), 202);
+    };
+    respond("\"a\"", "sess-A");
+    // One of another session, and one that nobody asked for, answer nothing.
+    respond("\"b\"", "sess-B");
+    respond("1", "sess-A");
+    thread::sleep(millis(1200));
+    let last = Instant::now();
+    respond("\"b\"", "sess-A");
+    lost(&node.response(), &1.into(), "idle_timeout");
+    assert!(last.elapsed() < LATE);
+}
+
+#[test]
+fn the_maximum_runs_on_while_the_node_is_asked() {
+    let upstream = Upstream::start(|request, reply| {
+        if request.json()["method"] != "tools/call" {
+            return reply.json(202, &[], "");
+        }
+        reply.sse(&[]);
+        reply.event(&elicits("\"a\""));
+        reply.hang();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"300ms\"\nmax_timeout = \"1s\"");
+    lost(&sidecar.client().ask(&call(1)), &1.into(), "max_timeout");
+}
+
+#[test]
+fn the_clocks_end_with_the_response_and_a_slow_node_still_gets_it() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[("Connection", "close")]);
+        let filler = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
+            "x".repeat(200_000)
+        );
+        (0..30).for_each(|_| reply.event(&filler));
+        reply.event(&result(1));
+        reply.end();
+    });
+    let sidecar = sidecar(
+        &upstream,
+        "idle_timeout = \"400ms\"\nmax_timeout = \"2s\"\n[upstreams.mcp.progress]\nqueue_bytes = \"16MiB\"",
+    );
+    let node = Client::stalled(&sidecar.listen, Some(65536));
+    node.send(&call(1));
+    upstream.wait_closed(0);
+    thread::sleep(millis(2200));
+    node.read_on();
+    let events = sse::read(&node.response().body).events;
+    assert_eq!((events.len(), events[30].data.as_str()), (31, result(1).as_str()));
+    assert_eq!(sidecar.wait_lines(1)[0]["outcome"], "ok");
+}
+
+#[test]
+fn the_idle_clock_stands_still_while_reading_is_paused_for_a_slow_node() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[]);
+        let filler = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
+            "x".repeat(100_000)
+        );
+        (0..150).for_each(|_| reply.event(&filler));
+        reply.event(&result(1));
+        reply.end();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"400ms\"");
+    let node = Client::stalled(&sidecar.listen, Some(65536));
+    node.send(&call(1));
+    thread::sleep(millis(1500));
+    node.read_on();
+    assert_eq!(sse::read(&node.response().body).events.len(), 151);
+}
+
+#[test]
+fn a_node_that_takes_nothing_is_closed_and_so_is_its_upstream() {
+    for slow in [modern_call(1), Post::get()] {
+        let upstream = Upstream::start(|_, reply| {
+            reply.sse(&[]);
+            let filler = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
+                "x".repeat(100_000)
+            );
+            while !reply.closed() {
+                reply.event(&filler);
+            }
+        });
+        let sidecar = Sidecar::with_config(&format!(
+            "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+            upstream.url()
+        ));
+        let node = Client::stalled(&sidecar.listen, Some(65536));
+        let begun = Instant::now();
+        node.send(&slow);
+        upstream.wait_closed(0);
+        assert!(begun.elapsed() >= millis(600), "{:?}", begun.elapsed());
+        let line = sidecar.wait_lines(1)[0].clone();
+        assert_eq!(
+            (&line["outcome"], &line["cancelled_by"]),
+            (&"cancelled".into(), &"disconnect".into()),
+            "{line}"
+        );
+        node.read_on();
+        node.closed();
+    }
+}
+
+#[test]
+fn an_http2_node_that_grants_no_window_to_a_stream_loses_that_stream() {
+    let upstream = Upstream::start(|request, reply| {
+        if request.json()["id"] == 2 {
+            return reply.json(200, &[], &result(2));
+        }
+        reply.sse(&[]);
+        let filler = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
+            "x".repeat(100_000)
+        );
+        while !reply.closed() {
+            reply.event(&filler);
+        }
+    });
+    let sidecar = Sidecar::with_config(&format!(
+        "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        upstream.url()
+    ));
+    let node = Node::connect(&sidecar.listen);
+    let mut stalled = node.send(&modern_call(1));
+    node.head(&mut stalled);
+    upstream.wait_closed(0);
+    let line = sidecar.wait_lines(1)[0].clone();
+    assert_eq!(
+        (&line["outcome"], &line["cancelled_by"]),
+        (&"cancelled".into(), &"disconnect".into()),
+        "{line}"
+    );
+    // The connection's other streams go on.
+    let mut other = node.send(&modern_call(2));
+    assert_eq!(node.head(&mut other).status(), 200);
+}
+
+#[test]
+fn a_node_that_takes_nothing_of_a_json_answer_is_closed_too() {
+    let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(12_000_000));
+    let upstream = Upstream::json(body);
+    let sidecar = Sidecar::with_config(&format!(
+        "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        upstream.url()
+    ));
+    let before = sidecar.fds();
+    let node = Client::stalled(&sidecar.listen, Some(65536));
+    node.send(&call(1));
+    sidecar.wait_lines(1);
+    let end = Instant::now() + support::BOUND;
+    while sidecar.fds() > before + 1 {
+        assert!(Instant::now() < end, "{} files, {before} before", sidecar.fds());
+        thread::sleep(millis(50));
+    }
+    node.read_on();
+    node.closed();
+}
+
+#[test]
+fn what_has_no_id_is_told_by_504() {
+    let upstream = Upstream::silent();
+    let sidecar = sidecar(&upstream, "idle_timeout = \"300ms\"");
+    let posts = [
+        Post::legacy(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#),
+        Post::legacy(r#"{"jsonrpc":"2.0","id":1,"result":{}}"#),
+        Post::delete(),
+    ];
+    for (number, post) in posts.into_iter().enumerate() {
+        let answer = sidecar.client().ask(&post);
+        assert_eq!(answer.status(), 504, "{}", answer.text());
+        let error = answer.json();
+        assert_eq!((&error["error"]["code"], error.get("id")), (&1504.into(), None), "{error}");
+        assert_eq!(error["error"]["data"]["reason"], "idle_timeout");
+        upstream.wait_closed(number);
+    }
+    assert_eq!(upstream.count(), 3);
+}
