@@ -34,6 +34,7 @@ impl Sidecar {
         if !well_known {
             self.authenticate(settings, &parts.headers)?;
         }
+        check_head_size(parts)?;
         if matches!(parts.method, Method::CONNECT | Method::TRACE) {
             return Err(method_not_allowed());
         }
@@ -71,6 +72,20 @@ impl Sidecar {
                 .any(|by| by == self.pseudonym.as_bytes())
         })
     }
+}
+
+/// Bytes of the target and of all fields, beyond which a head is refused. Below what the listener reads at all, so
+/// that the refusal can say what it is; mirrored MCP headers carry what arguments say, so it is generous.
+const HEAD_BYTES: usize = 32 << 10;
+
+fn check_head_size(parts: &Parts) -> Result<(), Refusal> {
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    if fields.sum::<usize>() + target > HEAD_BYTES {
+        let message = format!("the request head exceeds {HEAD_BYTES} bytes");
+        return Err(Refusal::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+    }
+    Ok(())
 }
 
 /// The one authority a request names.
