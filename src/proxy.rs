@@ -166,9 +166,10 @@ impl Sidecar {
         {
             return refuse(exchange, &refusal, drainable(&parts, body));
         }
-        let body = match read(body, limits, &mut exchange).await {
+        let body = match read(body, limits).await {
             Ok(body) => body,
-            Err((refusal, rest)) => return refuse(exchange, &refusal, rest),
+            Err(Unread::Refused(refusal, rest)) => return refuse(exchange, &refusal, rest),
+            Err(Unread::Left) => return left(exchange),
         };
         exchange.account.record.bytes_in = Some(body.len() as u64);
         let (route, well_known) = match target {
@@ -202,12 +203,16 @@ impl Sidecar {
     }
 }
 
-/// Reads a node's body whole. The rest of a body that is too large comes back, so that the refusal can be read.
-async fn read(
-    body: Incoming,
-    limits: &Limits,
-    exchange: &mut Exchange,
-) -> Result<Bytes, (Refusal, Option<Incoming>)> {
+/// Why there is no whole body.
+enum Unread {
+    /// It is refused; with the rest of one that is too large, so that the refusal can be read.
+    Refused(Refusal, Option<Incoming>),
+    /// The node left amid its body.
+    Left,
+}
+
+/// Reads a node's body whole.
+async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
@@ -217,18 +222,17 @@ async fn read(
     let mut joined = Vec::new();
     loop {
         let frame = match time::timeout_at(deadline, body.frame()).await {
-            Err(_) => return Err((admit::too_slow(limits), None)),
+            Err(_) => return Err(Unread::Refused(admit::too_slow(limits), None)),
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) => {
-                // The node left in the middle of its body: nobody reads the answer.
-                exchange.left = Some(time::Instant::now());
-                return Err((admit::too_slow(limits), None));
+            Ok(Some(Err(error))) if is_malformed(&error) => {
+                return Err(Unread::Refused(admit::bad_framing(), None));
             }
+            Ok(Some(Err(_))) => return Err(Unread::Left),
         };
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + joined.len() + data.len() > limits.request_body {
-            return Err((admit::too_large(limits), Some(body)));
+            return Err(Unread::Refused(admit::too_large(limits), Some(body)));
         }
         if first.is_empty() && joined.is_empty() {
             first = data;
@@ -238,6 +242,19 @@ async fn read(
         }
     }
     Ok(if joined.is_empty() { first } else { joined.into() })
+}
+
+/// Whether the node's chunks were not what they say, and not its connection that ended.
+fn is_malformed(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput};
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), InvalidData | InvalidInput))
+}
+
+/// The end of an exchange whose node left amid its body: nobody reads an answer.
+fn left(mut exchange: Exchange) -> Response<Body> {
+    exchange.settle_cancelled();
+    Response::new(held::whole(exchange, Bytes::new(), Outcome::Cancelled, false))
 }
 
 /// The node's request id, or a new one; one that is not plain is replaced.
@@ -266,9 +283,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(10);
 fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> Response<Body> {
     exchange.account.record.error = Some(refusal.message.clone());
     exchange.account.record.status = Some(refusal.status.as_u16());
-    if exchange.left.is_none() {
-        exchange.end(Outcome::Refused);
-    }
+    exchange.end(Outcome::Refused);
     if let Some(rest) = rest {
         tokio::spawn(time::timeout(DRAIN_TIME, async move {
             let mut rest = Limited::new(rest, DRAIN_BYTES);

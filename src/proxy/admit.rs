@@ -29,6 +29,11 @@ impl Sidecar {
         if !headers::origin_allowed(&parts.headers, &auth.origins, auth.loopback) {
             return Err(Refusal::new(StatusCode::FORBIDDEN, "this Origin is not allowed"));
         }
+        if parts.method != Method::CONNECT && parts.uri.authority().is_some() && parts.uri.scheme().is_none()
+        {
+            // Authority-form (RFC 9112 § 3.2.3).
+            return Err(bad_request("the target of the request is not a path"));
+        }
         let path = parts.uri.path();
         let well_known = path.starts_with(WELL_KNOWN);
         if !well_known {
@@ -168,6 +173,13 @@ pub(super) fn too_large(limits: &Limits) -> Refusal {
 pub(super) fn too_slow(limits: &Limits) -> Refusal {
     let message = format!("the request body did not come within {:?}", limits.body_timeout);
     let mut refusal = Refusal::new(StatusCode::REQUEST_TIMEOUT, message);
+    refusal.headers.push((header::CONNECTION, HeaderValue::from_static("close")));
+    refusal
+}
+
+/// The connection can't serve another request: nobody knows where that would begin.
+pub(super) fn bad_framing() -> Refusal {
+    let mut refusal = bad_request("the chunks of the request body are malformed");
     refusal.headers.push((header::CONNECTION, HeaderValue::from_static("close")));
     refusal
 }
