@@ -90,7 +90,10 @@ fn a_body_that_is_no_json_is_a_parse_error_without_an_id() {
         ("NaN", br#"{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":NaN}}"#.to_vec()),
         ("a raw line feed in a string", b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"pi\nng\"}".to_vec()),
         ("a byte-order mark", [b"\xef\xbb\xbf", good.as_bytes()].concat()),
-        ("invalid UTF-8", b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\",\"params\":{\"x\":\"\xff\"}}".to_vec()),
+        (
+            "invalid UTF-8",
+            b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\",\"params\":{\"x\":\"\xff\"}}".to_vec(),
+        ),
         ("UTF-16", "{}".encode_utf16().flat_map(u16::to_le_bytes).collect()),
     ];
     for (what, body) in bodies {
@@ -168,8 +171,22 @@ fn twice(name: &str, second: &str) -> String {
 fn a_member_that_decides_something_must_not_stand_twice() {
     let mut refusals = Refusals::new();
     for name in [
-        "jsonrpc", "id", "method", "params", "_meta", "name", "uri", "arguments", "inputResponses",
-        "requestState", "task", "requestId", "progressToken", "oz0/call", "oz0/idempotency_key", "oz0/resume",
+        "jsonrpc",
+        "id",
+        "method",
+        "params",
+        "_meta",
+        "name",
+        "uri",
+        "arguments",
+        "inputResponses",
+        "requestState",
+        "task",
+        "requestId",
+        "progressToken",
+        "oz0/call",
+        "oz0/idempotency_key",
+        "oz0/resume",
         "oz0/anything",
     ] {
         let escaped = format!("\\u{:04x}{}", u32::from(name.chars().next().unwrap()), &name[1..]);
@@ -345,8 +362,19 @@ fn a_modern_batch_is_refused() {
 fn connection_must_not_name_a_header_that_the_request_needs() {
     let mut refusals = Refusals::new();
     for option in [
-        "Mcp-Method", "mcp-name", "MCP-Protocol-Version", "Mcp-Session-Id", "Mcp-Param-X", "Authorization",
-        "Content-Type", "content-length", "Host", "Accept", "Last-Event-ID", "Origin", "close, mcp-method",
+        "Mcp-Method",
+        "mcp-name",
+        "MCP-Protocol-Version",
+        "Mcp-Session-Id",
+        "Mcp-Param-X",
+        "Authorization",
+        "Content-Type",
+        "content-length",
+        "Host",
+        "Accept",
+        "Last-Event-ID",
+        "Origin",
+        "close, mcp-method",
     ] {
         refusals.refuse(option, &modern_call(1).field("Connection", option), 400, -32600, None);
     }
@@ -357,14 +385,22 @@ fn connection_must_not_name_a_header_that_the_request_needs() {
 fn a_web_page_can_not_drive_the_sidecar() {
     let mut refusals = Refusals::new();
     for origin in [
-        "http://evil.example", "null", "%%%", "http://localhost.evil.example", "http://127.0.0.1@evil.example",
-        "http://localhost, http://evil.example", "ö", "chrome-extension://abcdef", "file://",
+        "http://evil.example",
+        "null",
+        "%%%",
+        "http://localhost.evil.example",
+        "http://127.0.0.1@evil.example",
+        "http://localhost, http://evil.example",
+        "ö",
+        "chrome-extension://abcdef",
+        "file://",
     ] {
         refusals.refuse(origin, &call(1).field("Origin", origin), 403, 1403, None);
     }
     let two = call(1).field("Origin", "http://localhost").more("Origin", "http://localhost");
     refusals.refuse("two", &two, 403, 1403, None);
-    for host in ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "0.0.0.0", "10.0.0.1", "[::]"] {
+    for host in ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "0.0.0.0", "10.0.0.1", "[::]"]
+    {
         refusals.refuse(host, &call(1).field("Host", host), 421, 1421, None);
     }
     // Before the body is read: none of it is there.
@@ -456,7 +492,18 @@ fn who_does_not_bring_the_bearer_is_refused_with_a_challenge() {
 #[test]
 fn what_is_no_endpoint_is_not_found() {
     let mut refusals = Refusals::new();
-    for path in ["/", "/other", "/mcp/x", "/mcp//", "//mcp", "/mcp/../mcp", "/MCP", "/%6dcp", "/mcp%2f", "/other/../mcp"] {
+    for path in [
+        "/",
+        "/other",
+        "/mcp/x",
+        "/mcp//",
+        "//mcp",
+        "/mcp/../mcp",
+        "/MCP",
+        "/%6dcp",
+        "/mcp%2f",
+        "/other/../mcp",
+    ] {
         refusals.refuse(path, &call(1).at(path), 404, 1404, None);
         let get = Post::get().at(path);
         refusals.refuse(path, &get, 404, 1404, None);
@@ -485,8 +532,13 @@ fn methods_that_no_hop_can_carry_get_405_with_allow() {
 fn a_post_that_is_not_json_is_an_unsupported_media_type() {
     let mut refusals = Refusals::new();
     for kind in [
-        "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
-        "application/json-rpc", "application/jsonp", "json", "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/json-rpc",
+        "application/jsonp",
+        "json",
+        "",
     ] {
         refusals.refuse(kind, &call(1).field("Content-Type", kind), 415, 1415, None);
     }
@@ -513,7 +565,8 @@ fn an_expectation_that_can_not_be_met_is_refused_and_100_continue_is_told_after_
     let (upstream, sidecar) = (refusals.upstream.clone(), &refusals.sidecar);
     assert_eq!(upstream.count(), 0);
     let post = call(1);
-    let head = post.clone().field("Expect", "100-continue").field("Content-Length", &post.body.len().to_string());
+    let head =
+        post.clone().field("Expect", "100-continue").field("Content-Length", &post.body.len().to_string());
     let client = sidecar.client();
     client.write(Post { body: Vec::new(), ..head }.bytes("localhost"));
     assert_eq!(client.response().status(), 100);
