@@ -1,7 +1,9 @@
 //! The request as it goes upstream, sent once.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, uri::PathAndQuery,
+};
 
 use super::{Route, Sidecar, Turn};
 use crate::{
@@ -61,9 +63,14 @@ impl Sidecar {
         Outgoing { method: turn.parts.method.clone(), uri, headers, body }
     }
 
-    /// `Via` and the request id.
+    /// `Via`, with the version that was received (RFC 9110 § 7.6.3), and the request id.
     fn sign(&self, headers: &mut HeaderMap, turn: &Turn) {
-        if let Ok(via) = HeaderValue::try_from(format!("1.1 {}", self.pseudonym)) {
+        let version = match turn.parts.version {
+            Version::HTTP_2 => "2",
+            Version::HTTP_10 => "1.0",
+            _ => "1.1",
+        };
+        if let Ok(via) = HeaderValue::try_from(format!("{version} {}", self.pseudonym)) {
             headers.append(header::VIA, via);
         }
         if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
