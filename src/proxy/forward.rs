@@ -52,6 +52,10 @@ impl Sidecar {
     pub(super) fn outgoing_document(&self, turn: &Turn, path: &str, body: Bytes) -> Outgoing {
         let mut headers = turn.parts.headers.clone();
         headers::toward_upstream(&mut headers);
+        if turn.settings.auth.bearer.is_some() {
+            // Not asked for here, but a node that sends it everywhere sends it for this hop (J-46).
+            headers.remove(header::AUTHORIZATION);
+        }
         self.sign(&mut headers, turn);
         let mut uri = turn.route.upstream.settings().url.clone().into_parts();
         let target = match turn.parts.uri.query() {
