@@ -112,6 +112,11 @@ impl Sidecar {
         self.settings.load_full()
     }
 
+    /// Bytes held now in queues and for whole bodies.
+    pub fn buffered(&self) -> usize {
+        self.held.taken()
+    }
+
     /// Whether a drain has begun.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
@@ -182,7 +187,11 @@ impl Sidecar {
         match well_known {
             Some(path) => self.well_known(turn, &path, body).await,
             None if turn.parts.method == Method::POST => self.post(turn, body).await,
-            None => self.pass(turn, body).await,
+            None => {
+                let mut turn = turn;
+                self.describe_bare(&mut turn);
+                self.pass(turn, body).await
+            }
         }
     }
 
