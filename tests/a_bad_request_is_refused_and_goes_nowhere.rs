@@ -3,6 +3,7 @@
 //!
 //! Contract section 10, first paragraph; order of the checks: J-16, with 401 after `Host` and `Origin`. Ids: R-044.
 //! Mirrored headers. The web page that drives a local port.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 

@@ -2,6 +2,7 @@
 //! exit codes 0 (done), 1 (failed at run time), 2 (wrong usage or configuration).
 //!
 //! Contract section 1, and of section 2 what decides whether `serve` starts.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
@@ -365,7 +366,10 @@ fn health_asks_a_unix_socket_too_and_takes_no_other_server_for_ready() {
         command(&["serve", "--listen", "127.0.0.1:0", "--admin", &admin, "--upstream", &upstream.url()]);
     let _sidecar = Sidecar::spawn(serve, TempDir::new().unwrap());
     assert_eq!(run(&["health", &admin]).0, Some(0));
-    let ill = Upstream::start(|_, reply| reply.json(500, &[], "{}"));
+    let ill = Upstream::start(|_, reply| {
+        reply.json(500, &[], "{}");
+        reply.break_off();
+    });
     let mute = Upstream::by_connection(|reply| reply.break_off());
     let odd = Upstream::by_connection(|reply| {
         reply.raw("SSH-2.0-OpenSSH\r\n");

@@ -3,6 +3,7 @@
 //! Contract section 2: `/NAME` and `/NAME/` are the endpoint, anything else below is 404; the upstream's own path and
 //! query are kept and the node's query is appended; well-known documents are relayed unread (R-001, R-009, R-010,
 //! Contract section 3: `Authorization`, redirects.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
