@@ -126,6 +126,7 @@ impl Sidecar {
     /// or `limit` has passed and what still ran was cut.
     pub async fn drain(&self, limit: Duration) {
         self.draining.store(true, Ordering::Release);
+        tracing::info!(drain = ?limit, "draining");
         for running in self.registry.all() {
             if running.sort == Sort::Stream {
                 running.close();

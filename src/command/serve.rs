@@ -101,7 +101,6 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
     live(&mut reloader, &sidecar, &sink, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
-    tracing::info!(drain = ?drain, "draining");
     let end = async {
         sidecar.drain(drain).await;
         // A listener that is gone is stopped.
@@ -162,6 +161,7 @@ async fn live(
                 admin.allow(&settings.auth);
             }
             sidecar.reload(settings);
+            tracing::info!("configuration reloaded");
         }
     }
 }

@@ -70,10 +70,8 @@ impl Reloader {
     pub fn reload(&mut self, environment: Environment<'_>) -> Option<proxy::Settings> {
         self.watch.accept();
         match self.try_reload(environment) {
-            Ok(settings) => {
-                tracing::info!("configuration reloaded");
-                Some(settings)
-            }
+            // That it holds is for the caller to say, who puts it into force.
+            Ok(settings) => Some(settings),
             Err(problems) => {
                 for problem in problems.iter() {
                     tracing::error!(
