@@ -58,13 +58,27 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Makes the node's request headers fit for the upstream, in place: hop-by-hop, `Host`, `Content-Length`, `Expect`, `Oz0-*` fields and
-/// `X-Forwarded-*`/`Forwarded` are removed. Adds nothing.
+/// `X-Forwarded-*`/`Forwarded` are removed, and the crumbs of a cookie are joined. Adds nothing.
 pub fn toward_upstream(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
+    join_cookies(headers);
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::FORWARDED] {
         headers.remove(name);
     }
     remove_prefixed(headers, &["oz0-", "x-forwarded-"]);
+}
+
+/// HTTP/2 lets a client send one cookie as several fields; HTTP/1.1 has one (RFC 9113 § 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs: Vec<_> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() < 2 {
+        return;
+    }
+    // Values that were valid by themselves are valid together.
+    if let Ok(mut whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        whole.set_sensitive(true);
+        headers.insert(header::COOKIE, whole);
+    }
 }
 
 /// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` (it would speak for our origin, R-221) and forged

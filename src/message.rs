@@ -170,6 +170,11 @@ pub fn era(message: &Message, header: Option<&str>, session: Option<&str>) -> (E
     (Era::Legacy, Some(asked.or(header).or(session).unwrap_or(ASSUMED).to_owned()))
 }
 
+/// The era of a revision; one that nobody knows counts as legacy, as in [`era`].
+pub fn era_of(revision: &str) -> Era {
+    if is_modern(revision) { Era::Modern } else { Era::Legacy }
+}
+
 /// Whether the revision of a message is one whose era nobody can tell: a version header that is no date, and a body that does not
 /// say it is modern. [`era`] counts it as legacy; it is to be forwarded with nothing added.
 pub fn revision_unknown(message: &Message, header: Option<&str>) -> bool {

@@ -134,6 +134,11 @@ impl Sidecar {
         self.settings.load_full()
     }
 
+    /// Bytes held now in queues and for whole bodies.
+    pub fn buffered(&self) -> usize {
+        self.held.taken()
+    }
+
     /// Whether a drain has begun.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
@@ -196,7 +201,7 @@ impl Sidecar {
         let body = match read(body, limits).await {
             Ok(body) => body,
             Err(Unread::Refused(refusal, rest)) => return refuse(exchange, &refusal, rest),
-            Err(Unread::Gone) => return left(exchange),
+            Err(Unread::Left) => return left(exchange),
         };
         exchange.account.record.bytes_in = Some(body.len() as u64);
         let (route, well_known) = match target {
@@ -209,7 +214,11 @@ impl Sidecar {
         match well_known {
             Some(path) => self.well_known(turn, &path, body).await,
             None if turn.parts.method == Method::POST => self.post(turn, body).await,
-            None => self.pass(turn, body).await,
+            None => {
+                let mut turn = turn;
+                self.describe_bare(&mut turn);
+                self.pass(turn, body).await
+            }
         }
     }
 
@@ -232,10 +241,10 @@ impl Sidecar {
 
 /// Why there is no whole body.
 enum Unread {
-    /// It is refused; the rest of one that is too large comes along, so that the refusal can be read.
+    /// It is refused; with the rest of one that is too large, so that the refusal can be read.
     Refused(Refusal, Option<Incoming>),
-    /// The node left in the middle of it.
-    Gone,
+    /// The node left amid its body.
+    Left,
 }
 
 /// Reads a node's body whole.
@@ -252,7 +261,10 @@ async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
             Err(_) => return Err(Unread::Refused(admit::too_slow(limits), None)),
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) => return Err(Unread::Gone),
+            Ok(Some(Err(error))) if is_malformed(&error) => {
+                return Err(Unread::Refused(admit::bad_framing(), None));
+            }
+            Ok(Some(Err(_))) => return Err(Unread::Left),
         };
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + joined.len() + data.len() > limits.request_body {
@@ -266,6 +278,13 @@ async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
         }
     }
     Ok(if joined.is_empty() { first } else { joined.into() })
+}
+
+/// Whether the node's chunks were not what they say, and not its connection that ended.
+fn is_malformed(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput};
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), InvalidData | InvalidInput))
 }
 
 /// The node's request id, or a new one; one that is not plain is replaced.

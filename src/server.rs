@@ -9,6 +9,7 @@
 
 mod address;
 mod connection;
+mod framing;
 mod head;
 mod io;
 mod listener;

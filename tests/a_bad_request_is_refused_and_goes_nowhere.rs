@@ -3,6 +3,7 @@
 //!
 //! Contract section 10, first paragraph; order of the checks: J-16, with 401 after `Host` and `Origin`. Ids: R-044.
 //! Mirrored headers: R-017 to R-037. The web page that drives a local port: R-231, R-232.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
@@ -293,7 +294,7 @@ fn the_headers_of_a_modern_request_that_say_the_same_in_any_form_pass_as_they_ca
     }
     let good = modern_call(1);
     pass("encoded although plain", good.clone().field("Mcp-Name", "=?base64?c2xvdw==?="));
-    pass("white space around", good.clone().field("Mcp-Name", " \t slow \t "));
+    pass("white space around", good.field("Mcp-Name", " \t slow \t "));
     let name = r#""name":"caf\u00e9 ✓","arguments":{}"#;
     pass("beyond ASCII", modern("tools/call", name, Some("=?base64?Y2Fmw6kg4pyT?=")));
     pass("a name where none belongs", modern("tools/list", "", Some("x")));

@@ -3,6 +3,11 @@
 //! Every label value is bounded: names of upstreams come from the configuration, all others from enums. Nothing
 //! that a node or an upstream sends becomes a label.
 
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -28,9 +33,28 @@ pub struct Metrics {
     pub progress_coalesced: Counter,
     /// Progress events dropped.
     pub progress_dropped: Counter,
+    measures: Measures,
     exchanges: Family<ExchangeLabels, Counter>,
     durations: Family<UpstreamLabel, Histogram, fn() -> Histogram>,
     registry: Registry,
+}
+
+/// What sets gauges before they are shown.
+#[derive(Default)]
+struct Measures(Mutex<Vec<Measure>>);
+
+type Measure = Box<dyn Fn(&Metrics) + Send + Sync>;
+
+impl Measures {
+    fn lock(&self) -> MutexGuard<'_, Vec<Measure>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Measures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Measures").field(&self.lock().len()).finish()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -55,6 +79,7 @@ impl Metrics {
             forged_members: Counter::default(),
             progress_coalesced: Counter::default(),
             progress_dropped: Counter::default(),
+            measures: Measures::default(),
             exchanges: Family::default(),
             durations: Family::new_with_constructor(duration_histogram),
             registry: Registry::with_prefix("mcp_sidecar"),
@@ -117,8 +142,14 @@ impl Metrics {
         self.progress_dropped.inc_by(record.progress_dropped.unwrap_or(0));
     }
 
+    /// Has `measure` set gauges each time before they are shown: for what is counted elsewhere anyway.
+    pub fn measure(&self, measure: impl Fn(&Self) + Send + Sync + 'static) {
+        self.measures.lock().push(Box::new(measure));
+    }
+
     /// The OpenMetrics text.
     pub fn encode(&self) -> String {
+        self.measures.lock().iter().for_each(|measure| measure(self));
         let mut page = String::new();
         // Only the String could fail, and it takes everything.
         let _ = text::encode(&mut page, &self.registry);

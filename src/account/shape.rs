@@ -21,18 +21,27 @@ pub fn clean(value: &str) -> Cow<'_, str> {
 }
 
 /// A JSON scalar for the log, as its token stands: a number with its exact digits, a string as a string.
-/// A string beyond 255 bytes is cut. `None` if it is no JSON scalar.
+/// A string beyond 255 bytes is cut; what readers of JSON may refuse (lone surrogates, numbers beyond a double) is shown
+/// as the text of its token. `None` if it is no JSON scalar.
 pub fn token(raw: &[u8]) -> Option<Box<RawValue>> {
     let raw = std::str::from_utf8(raw).ok()?.trim_ascii();
     if raw.starts_with(['{', '[']) {
         return None;
     }
-    if raw.len() <= TEXT_BYTES {
+    if raw.len() <= TEXT_BYTES && is_readable(raw) {
         return RawValue::from_string(raw.to_owned()).ok();
     }
-    // Too long: a string is cut as text; digits that many, or lone surrogates, are shown as text too.
     let text = serde_json::from_str::<String>(raw).unwrap_or_else(|_| raw.to_owned());
     serde_json::value::to_raw_value(cut(&text, TEXT_BYTES)).ok()
+}
+
+/// Whether every reader of JSON takes this scalar, if it is one.
+fn is_readable(raw: &str) -> bool {
+    match raw.as_bytes().first() {
+        Some(b'"') => !raw.contains("\\u") || serde_json::from_str::<String>(raw).is_ok(),
+        Some(b'-' | b'0'..=b'9') => raw.parse::<f64>().map_or(true, f64::is_finite),
+        _ => true,
+    }
 }
 
 fn cut(value: &str, bytes: usize) -> &str {

@@ -87,6 +87,12 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
     announce(reloader.current(), listener.address(), admin_listener.as_ref().map(Listener::address));
 
     let sidecar = Sidecar::new(settings, Arc::clone(&ledger), sink.clone(), Clock::system());
+    let held = Arc::downgrade(&sidecar);
+    metrics.measure(move |metrics| {
+        // It is gone only when the process is about to be.
+        let bytes = held.upgrade().map_or(0, |sidecar| sidecar.buffered());
+        metrics.buffered_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    });
     let admin = admin_listener.map(|listener| {
         serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
     });

@@ -70,6 +70,7 @@ impl Reloader {
     pub fn reload(&mut self, environment: Environment<'_>) -> Option<proxy::Settings> {
         self.watch.accept();
         match self.try_reload(environment) {
+            // That it holds is for the caller to say, who puts it into force.
             Ok(settings) => Some(settings),
             Err(problems) => {
                 for problem in problems.iter() {

@@ -18,6 +18,9 @@ const WELL_KNOWN: &str = "/.well-known/";
 /// RFC 9728 § 3.1.
 const PROTECTED_RESOURCE: &str = "/.well-known/oauth-protected-resource";
 
+/// What may be done to such a document.
+const DOCUMENT_METHODS: [Method; 3] = [Method::GET, Method::HEAD, Method::OPTIONS];
+
 impl Sidecar {
     /// Whether the request may pass, and where to.
     pub(super) fn admit(&self, settings: &Settings, parts: &Parts) -> Result<Target, Refusal> {
@@ -28,6 +31,11 @@ impl Sidecar {
         }
         if !headers::origin_allowed(&parts.headers, &auth.origins, auth.loopback) {
             return Err(Refusal::new(StatusCode::FORBIDDEN, "this Origin is not allowed"));
+        }
+        if parts.method != Method::CONNECT && parts.uri.authority().is_some() && parts.uri.scheme().is_none()
+        {
+            // Authority-form (RFC 9112 § 3.2.3).
+            return Err(bad_request("the target of the request is not a path"));
         }
         let path = parts.uri.path();
         let well_known = path.starts_with(WELL_KNOWN);
@@ -43,7 +51,8 @@ impl Sidecar {
         }
         headers::check_head(&parts.headers).map_err(from_headers)?;
         if well_known {
-            return well_known_target(settings, path).ok_or_else(no_such_upstream);
+            let target = well_known_target(settings, path).ok_or_else(no_such_upstream)?;
+            return if DOCUMENT_METHODS.contains(&parts.method) { Ok(target) } else { Err(no_document()) };
         }
         endpoint(settings, path).map(Target::Endpoint).ok_or_else(no_such_upstream)
     }
@@ -123,6 +132,9 @@ fn endpoint(settings: &Settings, path: &str) -> Option<Arc<Route>> {
 /// `/.well-known/DOCUMENT/NAME` is the same document of the upstream's path at its origin; a single upstream also serves
 /// the others as they are named.
 fn well_known_target(settings: &Settings, path: &str) -> Option<Target> {
+    if !stays_below(path.strip_prefix(WELL_KNOWN)?) {
+        return None;
+    }
     let single = (settings.routes.len() == 1).then(|| settings.routes.values().next()).flatten();
     let (document, name) = path.rsplit_once('/').unwrap_or((path, ""));
     if let Some(route) = settings.routes.get(name)
@@ -132,6 +144,15 @@ fn well_known_target(settings: &Settings, path: &str) -> Option<Target> {
         return Some(Target::WellKnown(route.clone(), format!("{document}{own}")));
     }
     single.map(|route| Target::WellKnown(route.clone(), path.to_owned()))
+}
+
+/// Whether no reader of this path would climb out of where it begins: nobody is asked for a bearer there. Some servers
+/// decode before they resolve dots, and some drop what follows a `;`.
+fn stays_below(path: &str) -> bool {
+    let path = path.to_ascii_lowercase();
+    let hidden = ["%2e", "%2f", "%5c", "\\"].iter().any(|hidden| path.contains(hidden));
+    let climbs = |segment: &str| matches!(segment.split(';').next(), None | Some("" | "." | ".."));
+    !hidden && !path.split('/').any(climbs)
 }
 
 /// Checks of the body's head, RFC 9110 § 10.1.1, and a declared length over the limit.
@@ -175,6 +196,13 @@ pub(super) fn too_slow(limits: &Limits) -> Refusal {
     refusal
 }
 
+/// The connection can't serve another request: nobody knows where that would begin.
+pub(super) fn bad_framing() -> Refusal {
+    let mut refusal = bad_request("the chunks of the request body are malformed");
+    refusal.headers.push((header::CONNECTION, HeaderValue::from_static("close")));
+    refusal
+}
+
 pub(super) fn from_headers(refusal: headers::Refusal) -> Refusal {
     match refusal {
         headers::Refusal::Mismatch(message) => {
@@ -193,7 +221,15 @@ fn no_such_upstream() -> Refusal {
 }
 
 fn method_not_allowed() -> Refusal {
-    let mut refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not carried");
-    refusal.headers.push((header::ALLOW, HeaderValue::from_static("GET, POST, DELETE, OPTIONS, HEAD")));
+    not_allowed("this method is not carried", "GET, POST, DELETE, OPTIONS, HEAD")
+}
+
+fn no_document() -> Refusal {
+    not_allowed("a well-known document is only read", "GET, HEAD, OPTIONS")
+}
+
+fn not_allowed(message: &str, allowed: &'static str) -> Refusal {
+    let mut refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message);
+    refusal.headers.push((header::ALLOW, HeaderValue::from_static(allowed)));
     refusal
 }

@@ -11,7 +11,7 @@ use super::{
     Sidecar, Turn,
     forward::Outgoing,
     left,
-    post::{Asked, busy_body, trace, unavailable},
+    post::{Asked, busy_body, fingerprint, trace, unavailable},
     read::{Coding, Read, read, shed_form, spare},
     wait::{Cut, race},
 };
@@ -74,7 +74,7 @@ impl Sidecar {
 
     async fn answer(
         self: Arc<Self>,
-        turn: Turn,
+        mut turn: Turn,
         asked: Asked,
         response: Response<upstream::Body>,
     ) -> Response<Body> {
@@ -91,6 +91,8 @@ impl Sidecar {
         let decoder = coding.decoder();
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status == StatusCode::OK && event_stream && readable {
+            // What its events will say of the revision is not waited for: the node names it in a header from now on.
+            self.learn_protocol(&mut turn, &asked, &head.headers, &[]);
             return stream_answer(
                 &self,
                 turn,
@@ -151,7 +153,7 @@ impl Sidecar {
             let message = "the upstream's answer to a call is no JSON-RPC response";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
         }
-        self.learn_protocol(&turn, &asked, &head.headers, &bytes);
+        self.learn_protocol(&mut turn, &asked, &head.headers, &bytes);
         let outcome = exchange::outcome(looked.as_ref());
         let forged = looked.as_ref().and_then(Answer::forged).filter(|_| asked.calls);
         if compressed || forged.is_some() {
@@ -373,10 +375,11 @@ impl Sidecar {
     }
 
     /// What a successful `initialize` settled; only the log and the era rule use it.
-    fn learn_protocol(&self, turn: &Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
+    fn learn_protocol(&self, turn: &mut Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
         let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else {
             return;
         };
+        turn.exchange.account.record.session = Some(fingerprint(session.as_bytes()));
         let protocol =
             serde_json::from_slice::<Initialized>(bytes).ok().map(|answer| answer.result.protocol_version);
         let mut scope = self.scope(turn);

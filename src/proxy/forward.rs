@@ -52,6 +52,10 @@ impl Sidecar {
     pub(super) fn outgoing_document(&self, turn: &Turn, path: &str, body: Bytes) -> Outgoing {
         let mut headers = turn.parts.headers.clone();
         headers::toward_upstream(&mut headers);
+        if turn.settings.auth.bearer.is_some() {
+            // Not asked for here, but a node that sends it everywhere sends it for this hop (J-46).
+            headers.remove(header::AUTHORIZATION);
+        }
         self.sign(&mut headers, turn);
         let mut uri = turn.route.upstream.settings().url.clone().into_parts();
         let target = match turn.parts.uri.query() {
@@ -63,14 +67,14 @@ impl Sidecar {
         Outgoing { method: turn.parts.method.clone(), uri, headers, body }
     }
 
-    /// `Via` and the request id.
+    /// `Via`, with the version that was received (RFC 9110 § 7.6.3), and the request id.
     fn sign(&self, headers: &mut HeaderMap, turn: &Turn) {
-        let received = match turn.parts.version {
+        let version = match turn.parts.version {
             Version::HTTP_2 => "2",
             Version::HTTP_10 => "1.0",
             _ => "1.1",
         };
-        if let Ok(via) = HeaderValue::try_from(format!("{received} {}", self.pseudonym)) {
+        if let Ok(via) = HeaderValue::try_from(format!("{version} {}", self.pseudonym)) {
             headers.append(header::VIA, via);
         }
         if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {

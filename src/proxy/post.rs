@@ -146,6 +146,19 @@ impl Sidecar {
         era
     }
 
+    /// What the log says of a request that carries no message: `GET`, `DELETE` and the like.
+    pub(super) fn describe_bare(&self, turn: &mut Turn) {
+        let scope = self.scope(turn);
+        let session = self.sessions.find(&scope);
+        let negotiated = session.as_ref().and_then(|session| session.protocol.as_deref());
+        let protocol = version(turn).filter(|version| !version.is_empty()).or(negotiated).map(str::to_owned);
+        let record = &mut turn.exchange.account.record;
+        record.era = protocol.as_deref().map(message::era_of);
+        record.protocol = protocol;
+        record.session = scope.session.as_deref().map(fingerprint);
+        record.client = session.and_then(|session| session.client.clone());
+    }
+
     /// A request (or a batch), from its place among what runs to its answer.
     async fn request(
         self: Arc<Self>,

@@ -27,6 +27,7 @@ use tower::{Service, ServiceExt};
 
 use super::{
     Open, Phase, Settings,
+    framing::Framing,
     head::HeadTimer,
     io::{BytesRead, Io, Peer, Socket},
 };
@@ -113,8 +114,12 @@ impl Connection {
             _ = told.wait_for(|phase| *phase >= Phase::Close) => return Ok(()),
             first = timeout(limits.header_timeout, first_bytes(&mut io)) => first??,
         };
-        let Some((http2, prefix)) = first else { return Ok(()) };
-        let io = TokioIo::new(Prefixed { prefix, io, ended: false });
+        let Some((http2, mut first)) = first else { return Ok(()) };
+        let mut framing = (!http2).then(Framing::default);
+        if let Some(framing) = &mut framing {
+            framing.watch(&mut first);
+        }
+        let io = TokioIo::new(Prefixed { prefix: first.freeze(), framing, io, ended: false });
         let socket = (!http2).then(|| Arc::clone(&self.socket));
         let peer = Peer { label: Arc::clone(&self.label), host: Arc::clone(&self.host), socket };
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -162,22 +167,24 @@ async fn until_told<C: Future<Output = hyper::Result<()>>>(
 /// Reads until it is clear whether the client speaks HTTP/2; gives that and what was read. `None`: it said nothing.
 ///
 /// hyper-util does the same, but waits for ever for a client that never says enough.
-async fn first_bytes(io: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(bool, Bytes)>> {
+async fn first_bytes(io: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(bool, BytesMut)>> {
     let mut bytes = BytesMut::with_capacity(4 << 10);
     while bytes.len() < PREFACE.len() && PREFACE.starts_with(&bytes) {
         if io.read_buf(&mut bytes).await? == 0 {
             return Ok(None);
         }
     }
-    Ok(Some((bytes.starts_with(PREFACE), bytes.freeze())))
+    Ok(Some((bytes.starts_with(PREFACE), bytes)))
 }
 
-/// An IO with bytes that were read from it already, whose end is told one turn late.
+/// An IO with bytes that were read from it already, and whose end is told one turn late; what is read from it later is
+/// watched.
 ///
 /// hyper reads on while a request is served, and at the end of the input it drops what serves it, which may not have
 /// been run since the last bytes came. A message that came whole with the FIN right behind it must be taken first.
 struct Prefixed<T> {
     prefix: Bytes,
+    framing: Option<Framing>,
     io: T,
     ended: bool,
 }
@@ -189,14 +196,18 @@ impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.prefix.is_empty() {
+            let this = &mut *self;
             let before = buf.filled().len();
-            ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+            ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
             if buf.filled().len() == before
                 && buf.remaining() > 0
-                && !std::mem::replace(&mut self.ended, true)
+                && !std::mem::replace(&mut this.ended, true)
             {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
+            }
+            if let Some(framing) = &mut this.framing {
+                framing.watch(&mut buf.filled_mut()[before..]);
             }
             return Poll::Ready(Ok(()));
         }
