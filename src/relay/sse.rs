@@ -6,8 +6,12 @@
 //! blank lines give no event. Every byte is looked at once while it arrives and once when its event is
 //! complete, so tiny chunks cost no more than large ones.
 
+mod block;
+
 use bytes::Bytes;
 use memchr::{memchr, memchr2};
+
+use self::block::Block;
 
 /// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +56,22 @@ impl Event {
         }
         Self { bytes: bytes.into(), data: Some(data), ..self.clone() }
     }
+
+    /// Gives an event that will be held for a while memory of its own: as a slice it keeps the whole chunk that it came
+    /// in. Its fields say only that they are there from now on; a large event is not copied, as it is most of its chunk.
+    pub fn detach(&mut self) {
+        if self.bytes.len() <= LARGE {
+            self.bytes = Bytes::copy_from_slice(&self.bytes);
+        }
+        self.prefix = Bytes::copy_from_slice(&self.prefix);
+        for field in [&mut self.data, &mut self.name, &mut self.id].into_iter().flatten() {
+            *field = Bytes::new();
+        }
+    }
 }
+
+/// An event beyond this is not copied to free its chunk.
+const LARGE: usize = 256 * 1024;
 
 /// The lines of a block, each with its own ending (LF, CRLF or CR).
 fn lines(block: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -80,7 +99,7 @@ pub struct Scanner {
     /// For the next event.
     prefix: Bytes,
     /// What earlier chunks held of the unfinished block, comment lines cut out. At most `limit` bytes.
-    block: Vec<u8>,
+    block: Block,
     /// Where in a line the last chunk ended.
     place: Place,
     /// What an LF at the start of the next chunk belongs to, if the last one ended with a CR.
@@ -120,7 +139,7 @@ impl Scanner {
             limit,
             mark: Some(0),
             prefix: Bytes::new(),
-            block: Vec::new(),
+            block: Block::default(),
             place: Place::Start,
             after_cr: AfterCr::No,
             line_end: b"\n",
@@ -199,7 +218,7 @@ impl Scanner {
     /// (in the style the stream last used). The caller decides whether it counts. `None` if nothing is
     /// left, or no `data`. The scanner is at the end of its life then.
     pub fn finish(&mut self) -> Option<Event> {
-        let mut block = std::mem::take(&mut self.block);
+        let mut block = self.block.take(&[]);
         if block.is_empty() || self.too_large {
             return None;
         }
@@ -280,12 +299,8 @@ impl Scanner {
             length -= 1;
         }
         self.check(length)?;
-        let bytes = if self.block.is_empty() {
-            chunk.slice(part)
-        } else {
-            self.block.extend_from_slice(&chunk[part]);
-            std::mem::take(&mut self.block).into()
-        };
+        let bytes =
+            if self.block.is_empty() { chunk.slice(part) } else { self.block.take(&chunk[part]).into() };
         Ok(Event::read(bytes, std::mem::take(&mut self.prefix)))
     }
 
@@ -301,7 +316,7 @@ impl Scanner {
             return Ok(());
         }
         self.too_large = true;
-        self.block = Vec::new();
+        self.block = Block::default();
         Err(TooLarge(self.limit))
     }
 }

@@ -280,7 +280,7 @@ fn no_more_than_the_limit_is_held_and_a_comment_is_not_held_at_all() {
     for _ in 0..10 {
         scanner.push(comment.clone(), |_| ()).unwrap();
     }
-    assert_eq!(scanner.block.capacity(), 0);
+    assert!(scanner.block.is_empty());
     scanner.push(Bytes::from_static(b"\ndata: 6789"), |_| ()).unwrap();
     assert!(scanner.push(Bytes::from_static(b"0"), |_| ()).is_err());
     assert!(scanner.push(Bytes::from_static(b"\n\ndata: x\n\n"), |_| ()).is_err());
