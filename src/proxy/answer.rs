@@ -456,12 +456,17 @@ fn by_status(status: StatusCode) -> Outcome {
 /// Status, headers and body as they came.
 fn pass_through(
     mut turn: Turn,
-    head: http::response::Parts,
+    mut head: http::response::Parts,
     first: Bytes,
     rest: upstream::Body,
     clocks: Clocks,
 ) -> Response<Body> {
     turn.exchange.account.record.status = Some(head.status.as_u16());
+    // A stream that can't be read, since its coding is not known, must not be held up behind this hop either.
+    if head.status == StatusCode::OK && headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM)
+    {
+        headers::force_stream(&mut head.headers);
+    }
     let never_sent = turn.parts.method == Method::HEAD;
     let outcome = by_status(head.status);
     let mut response =
@@ -484,8 +489,10 @@ fn stream_answer(
     decoder: Option<Decoder>,
 ) -> Response<Body> {
     let limits = &turn.settings.limits;
-    if decoder.is_some() {
-        headers.remove(header::CONTENT_ENCODING);
+    // Validators and digests are of other bytes: comments are cut out, and a coding is undone.
+    headers::shed_digests(&mut headers);
+    for name in [header::CONTENT_ENCODING, header::ETAG] {
+        headers.remove(name);
     }
     headers::force_stream(&mut headers);
     turn.exchange.account.record.status = Some(200);
@@ -493,6 +500,7 @@ fn stream_answer(
     let body = stream::relay(Start {
         exchange: turn.exchange,
         awaited,
+        endless,
         upstream,
         decoder,
         settings: turn.route.relay.clone(),

@@ -37,7 +37,7 @@ pub enum Class {
     },
     /// Everything else: never dropped.
     Kept,
-    /// The final response of the stream: as `Kept`, and nothing but `Kept` follows.
+    /// The final response of the stream: as `Kept`.
     Final,
 }
 
@@ -50,7 +50,7 @@ pub struct Counts {
     pub progress_out: u64,
     /// Progress events replaced by a newer one (adjacent, or waiting for the rate).
     pub coalesced: u64,
-    /// Progress events dropped at capacity, because their value did not rise, or after the final response.
+    /// Progress events dropped at capacity, because their value did not rise, or as strays.
     pub dropped: u64,
     /// An event was dropped at capacity: the final response says so.
     pub refetch: bool,
@@ -82,14 +82,13 @@ pub struct Queue {
     /// No item before this index may be dropped; saves looking for the oldest from the front each time.
     settled: usize,
     tokens: Tokens,
-    /// The final response was taken.
-    ended: bool,
 }
 
 #[derive(Debug)]
 struct Item {
     event: Event,
     kind: Kind,
+    detached: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +135,6 @@ impl Queue {
             barriers: 0,
             settled: 0,
             tokens: Tokens::default(),
-            ended: false,
         }
     }
 
@@ -148,17 +146,14 @@ impl Queue {
     pub fn push(&mut self, event: Event, class: Class, now: Instant) {
         let kind = match class {
             Class::Kept => Kind::Kept,
-            Class::Final => {
-                self.ended = true;
-                Kind::Final
-            }
+            Class::Final => Kind::Final,
             Class::Progress { token, progress } => match self.progress(&event, token, progress, now) {
                 Some(kind) => kind,
                 None => return,
             },
         };
         self.make_room(size(&event));
-        let item = Item { event, kind };
+        let item = Item { event, kind, detached: false };
         self.bytes += item.size();
         if !item.droppable() {
             self.held += 1;
@@ -166,6 +161,20 @@ impl Queue {
         }
         self.barriers += usize::from(item.barrier());
         self.items.push_back(item);
+    }
+
+    /// Counts progress that does not belong on the stream and is not pushed.
+    pub fn stray(&mut self) {
+        self.counts.progress_in += 1;
+        self.counts.dropped += 1;
+    }
+
+    /// What was pushed last, if it is still here, has to wait: it gets memory of its own ([`Event::detach`]).
+    pub fn detach_newest(&mut self) {
+        if let Some(item) = self.items.back_mut().filter(|item| !item.detached) {
+            item.event.detach();
+            item.detached = true;
+        }
     }
 
     /// Whether another event may be pushed: false only when it is full of events that are never dropped.
@@ -231,10 +240,6 @@ impl Queue {
     /// forwarded.
     fn progress(&mut self, event: &Event, token: Id, progress: Option<f64>, now: Instant) -> Option<Kind> {
         self.counts.progress_in += 1;
-        if self.ended {
-            self.counts.dropped += 1;
-            return None;
-        }
         let message = event.name.as_ref().is_none_or(|name| name == "message");
         let Some(value) = progress.filter(|value| message && !value.is_nan()) else {
             return Some(Kind::Progress);

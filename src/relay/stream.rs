@@ -50,12 +50,18 @@ use crate::{
 const LINGER: Duration = Duration::from_millis(500);
 /// Chunks that the pump takes before it lets others run.
 const CHUNKS: usize = 32;
+/// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
+const PIECE: usize = 256;
+/// More than a piece can decode to.
+const DECODED: usize = 1024 * 1024;
 /// Bytes that the body gives as one frame, unless one event alone is larger.
 const FRAME: usize = 64 * 1024;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What keeps an idle stream alive: a comment and an empty line (WHATWG HTML § 9.2.7).
 const KEEPALIVE: &[u8] = b":\n\n";
+/// Goes before the sidecar's own error when progress was dropped (contract section 9, rule 3).
+const REFETCH: &[u8] = b": refetch\n\n";
 
 /// Everything a relayed stream begins with.
 #[derive(Debug)]
@@ -64,6 +70,8 @@ pub struct Start {
     pub exchange: Exchange,
     /// The ids that await a response: one for a request, several for a batch, none for a `GET`.
     pub awaited: Vec<Id>,
+    /// A stream that no response has to end: a `GET`, or a subscription. Dropped by the upstream, it just ends.
+    pub endless: bool,
     /// The upstream's body.
     pub upstream: upstream::Body,
     /// The body's coding, when the upstream compressed all the same.
@@ -96,6 +104,7 @@ pub fn relay(start: Start) -> Body {
             ended: false,
             cut: false,
             muted: false,
+            begun: false,
             reader: None,
             pump: None,
             taken: now,
@@ -119,9 +128,16 @@ pub fn relay(start: Start) -> Body {
         upstream: Some(start.upstream),
         decoder: start.decoder,
         scanner: Scanner::new(start.event_limit),
+        encoded: Bytes::new(),
         backlog: VecDeque::new(),
-        decoded_limit: start.event_limit,
-        source: Source { era, token, awaited: start.awaited, ids_seen: false, answered: false },
+        source: Source {
+            era,
+            token,
+            awaited: start.awaited,
+            endless: start.endless,
+            ids_seen: false,
+            answered: false,
+        },
         clocks: start.clocks,
         asking: false,
         blocked: false,
@@ -167,6 +183,8 @@ struct State {
     cut: bool,
     /// A cancel won: the node gets nothing more.
     muted: bool,
+    /// The body was polled.
+    begun: bool,
     reader: Option<Waker>,
     /// The pump, while it waits for the node to read.
     pump: Option<Waker>,
@@ -219,6 +237,9 @@ impl State {
             && let Some(words) = self.last_words.take()
         {
             self.events += 1;
+            if self.queue.counts().refetch {
+                self.put(Bytes::from_static(REFETCH));
+            }
             self.put(words);
         }
         let bytes = match self.out.as_mut_slice() {
@@ -299,7 +320,8 @@ struct Source {
     era: Era,
     token: Option<Id>,
     awaited: Vec<Id>,
-    /// An event id was passed on: the node can resume (legacy).
+    endless: bool,
+    /// The node has an event id to resume from (legacy). An empty one takes it away (WHATWG HTML § 9.2.6).
     ids_seen: bool,
     /// Every awaited response has come.
     answered: bool,
@@ -361,6 +383,16 @@ impl Source {
         }
     }
 
+    /// Whether this is, or holds, a response that the stream is there for; on a `GET` that may be any.
+    fn awaits(&self, answer: &Answer) -> bool {
+        match answer {
+            Answer::Response(response) if self.endless && self.awaited.is_empty() => response.id.is_some(),
+            Answer::Response(response) => response.id.as_ref().is_some_and(|id| self.awaited.contains(id)),
+            Answer::Batch(answers) => answers.iter().any(|answer| self.awaits(answer)),
+            _ => false,
+        }
+    }
+
     fn all_answered(&mut self, seen: &mut Seen, outcome: Outcome) {
         if self.awaited.is_empty() && !self.answered {
             self.answered = true;
@@ -371,8 +403,10 @@ impl Source {
 
     /// Contract section 9, rule 5; the part about rising values is the queue's.
     fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
-        seen.progress = progress.progress.map(|value| (value, progress.total));
         let stray = self.era == Era::Modern && (self.answered || progress.token != self.token);
+        if !stray && progress.token.is_some() && progress.token == self.token {
+            seen.progress = progress.progress.map(|value| (value, progress.total));
+        }
         seen.class = match progress.token {
             _ if stray => None,
             Some(token) => Some(Class::Progress { token, progress: progress.progress }),
@@ -394,7 +428,8 @@ fn cut_forged(event: &Event, response: &answer::Response) -> (Event, usize) {
 struct Pump {
     upstream: Option<upstream::Body>,
     decoder: Option<Decoder>,
-    decoded_limit: usize,
+    /// What of the chunk at hand is still to be decoded.
+    encoded: Bytes,
     scanner: Scanner,
     /// Events of the chunk at hand that the queue has no room for yet.
     backlog: VecDeque<Event>,
@@ -465,8 +500,7 @@ impl Pump {
                 self.flush();
                 return;
             }
-            let Some(upstream) = &mut self.upstream else { return };
-            match poll_data(upstream, cx) {
+            match self.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(chunk))) => {
                     if let Err(failure) = self.take(chunk) {
                         self.deliver_all();
@@ -486,14 +520,25 @@ impl Pump {
         cx.waker().wake_by_ref();
     }
 
-    /// Finds the events of a chunk.
-    fn take(&mut self, chunk: Bytes) -> Result<(), Failure> {
-        let chunk = match &mut self.decoder {
-            Some(decoder) => decoder
-                .push(&chunk, self.decoded_limit)
-                .map_err(|error| Failure::upstream(format!("upstream's encoding is broken: {error}")))?,
-            None => chunk,
-        };
+    /// The next bytes to look at: what is left of a chunk that is decoded piece by piece, or the upstream's next.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, upstream::Error>>> {
+        if !self.encoded.is_empty() {
+            return Poll::Ready(Some(Ok(std::mem::take(&mut self.encoded))));
+        }
+        match &mut self.upstream {
+            Some(upstream) => poll_data(upstream, cx),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Finds the events of a chunk, or of the first piece of it.
+    fn take(&mut self, mut chunk: Bytes) -> Result<(), Failure> {
+        if let Some(decoder) = &mut self.decoder {
+            self.encoded = chunk.split_off(chunk.len().min(PIECE));
+            chunk = decoder
+                .push(&chunk, DECODED)
+                .map_err(|error| Failure::upstream(format!("upstream's encoding is broken: {error}")))?;
+        }
         let backlog = &mut self.backlog;
         self.scanner
             .push(chunk, |event| backlog.push_back(event))
@@ -530,7 +575,7 @@ impl Pump {
     fn give(&mut self, state: &mut State, event: Event) {
         let now = Instant::now();
         if let Some(id) = &event.id {
-            self.source.ids_seen = true;
+            self.source.ids_seen = !id.is_empty();
             if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut())
             {
                 notice.event_id(id);
@@ -555,8 +600,11 @@ impl Pump {
             entry.server_asks(id);
         }
         if let Some((progress, total)) = seen.progress {
-            state.exchange.account.record.progress = Some(progress);
-            state.exchange.account.record.total = total;
+            let record = &mut state.exchange.account.record;
+            if record.progress.is_none_or(|before| progress > before) {
+                record.progress = Some(progress);
+                record.total = total;
+            }
         }
         if let Some(outcome) = seen.outcome {
             state.final_outcome = outcome;
@@ -567,17 +615,21 @@ impl Pump {
         } else if self.source.answered && self.source.era == Era::Legacy {
             self.linger = Some(now + self.idle_timeout);
         }
-        let Some(class) = seen.class else { return };
+        let Some(class) = seen.class else {
+            state.queue.stray();
+            return;
+        };
         if !state.muted {
             if state.queue.is_empty() {
                 state.taken = now;
             }
             state.queue.push(seen.event, class, now);
-            // While the node keeps up its connection waits for more: what may go out goes out as it came, and only what
-            // is behind that can become adjacent and coalesce.
-            if state.reader.is_some() {
+            // While the node keeps up its connection waits for more, or has not begun to: what may go out goes out as it
+            // came, and only what is behind that can become adjacent and coalesce.
+            if state.reader.is_some() || !state.begun {
                 state.fill(now);
             }
+            state.queue.detach_newest();
         }
     }
 
@@ -591,15 +643,11 @@ impl Pump {
 
     /// The upstream ended its stream cleanly.
     fn finished(&mut self) {
-        if let Some(last) = self.scanner.finish() {
-            let response = match last.data.as_deref().and_then(answer::look) {
-                Some(Answer::Response(response)) => response.id,
-                _ => None,
-            };
-            if response.is_some_and(|id| self.source.awaited.contains(&id)) {
-                self.backlog.push_back(last);
-            }
-        }
+        let last = self.scanner.finish();
+        let awaited = |last: &Event| {
+            last.data.as_deref().and_then(answer::look).is_some_and(|last| self.source.awaits(&last))
+        };
+        self.backlog.extend(last.filter(awaited));
         self.deliver_all();
         if self.source.awaited.is_empty() || self.resumable() {
             return self.end();
@@ -616,9 +664,10 @@ impl Pump {
         self.fail(failure);
     }
 
-    /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06).
+    /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06). A subscription that is
+    /// dropped does too: the node listens again.
     fn resumable(&self) -> bool {
-        self.source.era == Era::Legacy && self.source.ids_seen
+        self.source.endless || self.source.era == Era::Legacy && self.source.ids_seen
     }
 
     fn end(&mut self) {
@@ -774,6 +823,7 @@ impl http_body::Body for StreamBody {
             let now = Instant::now();
             let shared = this.shared.clone();
             let mut state = shared.lock();
+            state.begun = true;
             if state.cut {
                 return Poll::Ready(Some(Err("the node took nothing for too long".into())));
             }

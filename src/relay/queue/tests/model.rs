@@ -64,28 +64,18 @@ struct Run {
     values: [Option<i32>; 3],
     pushed: Vec<Pushed>,
     out: Vec<usize>,
-    ended: bool,
 }
 
 impl Run {
     fn new(settings: Settings) -> Self {
         let queue = Queue::new(settings.clone());
-        Self {
-            queue,
-            settings,
-            now: Instant::now(),
-            values: [None; 3],
-            pushed: vec![],
-            out: vec![],
-            ended: false,
-        }
+        Self { queue, settings, now: Instant::now(), values: [None; 3], pushed: vec![], out: vec![] }
     }
 
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
             Step::Progress { token, rise, size, id } => self.progress(token, rise, size, id),
-            Step::NoNumber if !self.ended => self.push(0, progress(0, None), Pushed::default()),
-            Step::NoNumber => {}
+            Step::NoNumber => self.push(0, progress(0, None), Pushed::default()),
             Step::Kept(size) => self.push(size, Class::Kept, Pushed::default()),
             Step::Final => {
                 while !self.queue.fits(100) {
@@ -93,7 +83,6 @@ impl Run {
                     self.now += millis(100);
                 }
                 self.push(0, Class::Final, Pushed { is_final: true, ..Pushed::default() });
-                self.ended = true;
             }
             Step::Pop => {
                 self.pop()?;
@@ -112,16 +101,12 @@ impl Run {
         let newest = self.values[token];
         let value = newest.unwrap_or(0) + rise;
         let rises = newest.is_none_or(|newest| value > newest);
-        let kept = !rises && id && !self.ended;
+        let kept = !rises && id;
         let before = self.pushed.len();
-        let pushed = Pushed {
-            thin: (!kept).then_some((token, value)),
-            stale: self.ended || !rises && !kept,
-            is_final: false,
-            id,
-        };
+        let pushed =
+            Pushed { thin: (!kept).then_some((token, value)), stale: !rises && !kept, is_final: false, id };
         self.push(size, progress(token as u64, f64::from(value)), pushed);
-        if rises && !self.ended && self.pushed.len() > before {
+        if rises && self.pushed.len() > before {
             self.values[token] = Some(value);
         }
     }
