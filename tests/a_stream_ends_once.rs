@@ -13,7 +13,10 @@ use support::{
 };
 
 fn with_idle(upstream: &Upstream, idle: &str) -> Sidecar {
-    Sidecar::with_config(&format!("[upstreams.mcp]\nurl = \"{}\"\nidle_timeout = \"{idle}\"\n", upstream.url()))
+    Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\nidle_timeout = \"{idle}\"\n",
+        upstream.url()
+    ))
 }
 
 fn ended(sidecar: &Sidecar) -> serde_json::Value {
@@ -22,7 +25,8 @@ fn ended(sidecar: &Sidecar) -> serde_json::Value {
 
 #[test]
 fn a_node_that_closes_right_after_the_final_event_has_cancelled_nothing() {
-    for (post, reset) in [(call(1), false), (modern_call(1), false), (call(1), true), (modern_call(1), true)] {
+    for (post, reset) in [(call(1), false), (modern_call(1), false), (call(1), true), (modern_call(1), true)]
+    {
         let upstream = Upstream::start(|_, reply| {
             reply.sse(&[]);
             reply.event(&progress(1, 1));
@@ -151,7 +155,11 @@ fn half_an_event_is_never_sent_and_one_error_tells_the_break() {
             assert_eq!(error["error"]["data"]["outcome"], "unknown");
             assert!(!rest.contains("\nid:") && !rest.contains("retry:"), "{rest}");
             let line = ended(&sidecar);
-            assert_eq!((&line["outcome"], &line["reason"]), (&"failed".into(), &"upstream_failed".into()), "{what}");
+            assert_eq!(
+                (&line["outcome"], &line["reason"]),
+                (&"failed".into(), &"upstream_failed".into()),
+                "{what}"
+            );
             assert_eq!((&line["status"], &line["upstream_status"]), (&200.into(), &200.into()));
         }
     }
@@ -330,7 +338,14 @@ fn a_modern_stream_carries_no_progress_but_its_own_request_s() {
 
 #[test]
 fn a_legacy_stream_carries_progress_of_several_tokens_each_rising_on_its_own() {
-    let sent = [progress(1, 5), progress("\"1\"", 1), progress(2, 3), progress(1, 6), progress("\"1\"", 2), result(1)];
+    let sent = [
+        progress(1, 5),
+        progress("\"1\"", 1),
+        progress(2, 3),
+        progress(1, 6),
+        progress("\"1\"", 2),
+        result(1),
+    ];
     let upstream = Upstream::sse(&sent);
     let sidecar = Sidecar::with_config(&format!(
         "[upstreams.mcp]\nurl = \"{}\"\nprogress = {{ min_interval = \"0\" }}\n",
@@ -366,4 +381,34 @@ fn a_dropped_subscription_just_ends() {
         gate.open();
         assert_eq!(client.response().text(), event(acknowledged));
     }
+}
+
+/// Cancel has won once it was forwarded: what the upstream still says of the call stays here, its result included.
+#[test]
+fn nothing_of_a_cancelled_legacy_call_goes_to_the_node_any_more() {
+    let cancelled = Gate::new();
+    let (told, said) = (Gate::new(), cancelled.clone());
+    let upstream = Upstream::start(move |request, reply| {
+        if request.json()["method"] == "notifications/cancelled" {
+            said.open();
+            told.pass();
+            reply.head(202, &[("Content-Length", "0")]);
+            return;
+        }
+        reply.sse(&[]);
+        reply.event(&progress(1, 1));
+        said.pass();
+        (2..10).for_each(|n| reply.event(&progress(1, n)));
+        reply.event(&result(1));
+        told.open();
+        reply.hang();
+    });
+    let sidecar = Sidecar::before(&upstream);
+    let client = sidecar.client();
+    client.send(&call(1));
+    client.events(1);
+    assert_eq!(sidecar.client().ask(&mcp::cancel(1)).status(), 202);
+    assert_eq!(client.response().text(), event(progress(1, 1)));
+    let line = ended(&sidecar);
+    assert_eq!((&line["outcome"], &line["cancelled_by"]), (&"cancelled".into(), &"notification".into()));
 }

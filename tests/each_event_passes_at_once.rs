@@ -114,7 +114,9 @@ fn a_burst_that_comes_at_once_passes_whole() {
     let stream = (1..=8).map(|n| event(progress(1, n))).collect::<String>() + &event(result(1));
     let sent = stream.clone();
     let upstream = Upstream::start(move |_, reply| {
-        let mut bytes = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+        let mut bytes =
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                .to_vec();
         bytes.extend(format!("{:x}\r\n{sent}\r\n0\r\n\r\n", sent.len()).bytes());
         reply.raw(bytes);
     });

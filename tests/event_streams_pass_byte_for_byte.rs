@@ -185,7 +185,8 @@ fn unicode_line_separators_end_no_line() {
 
 #[test]
 fn a_crlf_cut_in_two_is_one_line_end() {
-    let chunks = ["data: {\"jsonrpc\":\"2.0\",\r", "\ndata: \"id\":1,\"result\":{\"content\":[]}}\r", "\n\r", "\n"];
+    let chunks =
+        ["data: {\"jsonrpc\":\"2.0\",\r", "\ndata: \"id\":1,\"result\":{\"content\":[]}}\r", "\n\r", "\n"];
     let body = relayed(chunks);
     assert_eq!(body, chunks.concat().as_bytes());
     assert_eq!(sse::read(&body).events.len(), 1);
@@ -254,7 +255,11 @@ fn what_comes_before_and_after_the_response_passes_in_order_and_position_decides
 
 #[test]
 fn a_batch_as_the_data_of_an_event_passes_whole() {
-    let batch = format!("[{},{}]", progress(1, 1), r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#);
+    let batch = format!(
+        "[{},{}]",
+        progress(1, 1),
+        r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#
+    );
     let answers = format!("[ {} ,{}]", result(1), result("\"b\""));
     let stream = event(&batch) + &event(&answers);
     let upstream = upstream([&stream]);
@@ -419,7 +424,8 @@ fn an_event_stream_under_another_status_is_relayed_raw() {
 
 #[test]
 fn an_event_that_is_no_json_passes_and_is_not_the_answer() {
-    let odd = ["event: ping\ndata: {}\n\n", "data: plain text\n\n", "event: endpoint\ndata: /x\n\n", "data\n\n"];
+    let odd =
+        ["event: ping\ndata: {}\n\n", "data: plain text\n\n", "event: endpoint\ndata: /x\n\n", "data\n\n"];
     let stream = odd.concat() + &event(result(1));
     let body = relayed([&stream]);
     assert_eq!(String::from_utf8(body).unwrap(), stream);

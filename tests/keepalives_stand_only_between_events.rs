@@ -93,7 +93,10 @@ fn an_event_that_ends_in_a_cr_is_given_at_once_and_its_late_lf_does_no_harm() {
     let body = paused(&call(1), &[stream.as_bytes(), b"\n", event("{}").as_bytes()]);
     let told = without_comments(&body);
     let told = String::from_utf8(told).unwrap();
-    assert!(told == format!("{stream}{}", event("{}")) || told == format!("{stream}\n{}", event("{}")), "{told:?}");
+    assert!(
+        told == format!("{stream}{}", event("{}")) || told == format!("{stream}\n{}", event("{}")),
+        "{told:?}"
+    );
     let events = sse::read(&body).events;
     assert_eq!(events.iter().map(|e| e.data.as_str()).collect::<Vec<_>>(), [&result(1), "{}"]);
 }
@@ -134,7 +137,10 @@ fn what_is_added_in_a_silence_is_comments_alone_and_the_log_counts_them() {
     let body = client.response().body;
     assert_eq!(without_comments(&body), format!("{ping}{answer}").as_bytes());
     let read = sse::read(&body);
-    assert_eq!(read.events.iter().map(|e| (e.name.as_str(), e.id.as_str())).collect::<Vec<_>>(), [("ping", ""), ("message", "9")]);
+    assert_eq!(
+        read.events.iter().map(|e| (e.name.as_str(), e.id.as_str())).collect::<Vec<_>>(),
+        [("ping", ""), ("message", "9")]
+    );
     assert_eq!(read.retry, None);
     let line = sidecar.wait_line(|line| line["stream"] == "sse");
     assert_eq!(line["keepalives"], read.comments.len());
