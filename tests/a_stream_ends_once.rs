@@ -113,7 +113,8 @@ fn a_legacy_stream_that_is_silent_after_its_response_ends_at_the_idle_time_as_co
 fn half_an_event_is_never_sent_and_one_error_tells_the_break() {
     let whole = event(progress(1, 3));
     let half = &event(result(1))[..60];
-    let breaks: [(&str, fn(&mut Reply)); 4] = [
+    type Break = fn(&mut Reply);
+    let breaks: [(&str, Break); 4] = [
         ("the connection closed", Reply::break_off),
         ("the connection reset", Reply::reset),
         ("the stream ended cleanly", Reply::end),
@@ -386,8 +387,7 @@ fn a_dropped_subscription_just_ends() {
 /// Cancel has won once it was forwarded: what the upstream still says of the call stays here, its result included.
 #[test]
 fn nothing_of_a_cancelled_legacy_call_goes_to_the_node_any_more() {
-    let cancelled = Gate::new();
-    let (told, said) = (Gate::new(), cancelled.clone());
+    let (told, said) = (Gate::new(), Gate::new());
     let upstream = Upstream::start(move |request, reply| {
         if request.json()["method"] == "notifications/cancelled" {
             said.open();
