@@ -113,7 +113,8 @@ fn a_legacy_stream_that_is_silent_after_its_response_ends_at_the_idle_time_as_co
 fn half_an_event_is_never_sent_and_one_error_tells_the_break() {
     let whole = event(progress(1, 3));
     let half = &event(result(1))[..60];
-    let breaks: [(&str, fn(&mut Reply)); 4] = [
+    type Break = fn(&mut Reply);
+    let breaks: [(&str, Break); 4] = [
         ("the connection closed", Reply::break_off),
         ("the connection reset", Reply::reset),
         ("the stream ended cleanly", Reply::end),
@@ -381,4 +382,33 @@ fn a_dropped_subscription_just_ends() {
         gate.open();
         assert_eq!(client.response().text(), event(acknowledged));
     }
+}
+
+/// Cancel has won once it was forwarded: what the upstream still says of the call stays here, its result included.
+#[test]
+fn nothing_of_a_cancelled_legacy_call_goes_to_the_node_any_more() {
+    let (told, said) = (Gate::new(), Gate::new());
+    let upstream = Upstream::start(move |request, reply| {
+        if request.json()["method"] == "notifications/cancelled" {
+            said.open();
+            told.pass();
+            reply.head(202, &[("Content-Length", "0")]);
+            return;
+        }
+        reply.sse(&[]);
+        reply.event(&progress(1, 1));
+        said.pass();
+        (2..10).for_each(|n| reply.event(&progress(1, n)));
+        reply.event(&result(1));
+        told.open();
+        reply.hang();
+    });
+    let sidecar = Sidecar::before(&upstream);
+    let client = sidecar.client();
+    client.send(&call(1));
+    client.events(1);
+    assert_eq!(sidecar.client().ask(&mcp::cancel(1)).status(), 202);
+    assert_eq!(client.response().text(), event(progress(1, 1)));
+    let line = ended(&sidecar);
+    assert_eq!((&line["outcome"], &line["cancelled_by"]), (&"cancelled".into(), &"notification".into()));
 }

@@ -316,7 +316,9 @@ fn a_large_event_in_tiny_chunks_arrives_whole_and_is_not_held_many_times() {
     });
     assert_eq!(sidecar.wait_lines(1)[0]["outcome"], "ok");
     let grown = peak.saturating_sub(before);
-    assert!(grown < 4 * size / 1024, "grew by {grown} KiB for an event of {} KiB", size / 1024);
+    // Beside the event, 20 MiB for what any first stream touches, and what the allocator keeps.
+    let bound = 3 * size / 1024 + 20 * 1024;
+    assert!(grown < bound, "grew by {grown} KiB for an event of {} KiB", size / 1024);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn wait_comments(client: &Client, count: usize) {
 
 /// Takes every comment of ours out, wherever it stands.
 fn without_comments(bytes: &[u8]) -> Vec<u8> {
-    String::from_utf8(bytes.to_vec()).unwrap().replace(":\n\n", "").into_bytes()
+    String::from_utf8_lossy(bytes).replace(":\n\n", "").into_bytes()
 }
 
 /// A call whose stream sends these pieces, each after two comments have come since the one before. Gives the body.

@@ -1,0 +1,619 @@
+//! Contract section 9, the queue between upstream and node: the upstream is read on while the node is slow, progress is
+//! merged and at capacity dropped with a mark, nothing else is ever lost, and memory stays bounded.
+
+mod support;
+
+use std::{io::Write, thread, time::Duration};
+
+use flate2::{Compression, write::GzEncoder};
+use serde_json::Value;
+use support::{
+    Client, Gate, Post, Sidecar, Upstream, Watched,
+    mcp::{call, event, modern_call, progress, result},
+    sse,
+};
+use tokio::time::Instant;
+
+/// So small that the kernel holds little for a node that reads nothing.
+const RECEIVE: usize = 4096;
+/// Bytes of the queue in these tests.
+const QUEUE: usize = 256 * 1024;
+/// What a stream may hold beside its queue: a frame given out, what the connection has taken, a chunk just read.
+const BESIDE: usize = 1 << 20;
+/// KiB that the process may grow by for a single stream, most of it the allocator's own.
+const ALONE: usize = 32 * 1024;
+
+/// Without a rate limit, so that only what is adjacent is merged and the queue fills.
+fn sidecar(upstream: &Upstream, more: &str) -> Sidecar {
+    Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\n{more}\n[upstreams.mcp.progress]\nqueue_bytes = \"256KiB\"\nmin_interval = \"0\"\n\
+         [upstreams.warm]\nurl = \"{}\"\n",
+        upstream.url(),
+        Upstream::sse(&[progress(1, 1), result(1)]).url()
+    ))
+}
+
+/// Its memory, in KiB, after a first stream, which touches what every stream does.
+fn warm(sidecar: &Sidecar) -> usize {
+    sidecar.client().ask(&call(1).at("/warm"));
+    sidecar.rss_kib()
+}
+
+/// The lines of `count` exchanges with the upstream under test.
+fn lines(sidecar: &Sidecar, count: usize) -> Vec<Value> {
+    let mine = |line: &Value| line["upstream"] == "mcp";
+    let mut wanted = count;
+    loop {
+        let lines: Vec<Value> = sidecar.wait_lines(wanted).into_iter().filter(mine).collect();
+        if lines.len() >= count {
+            return lines;
+        }
+        wanted += 1;
+    }
+}
+
+/// Connects, makes the call and reads nothing.
+fn stalled(sidecar: &Sidecar, post: &Post) -> Client {
+    let client = Client::stalled(&sidecar.listen, Some(RECEIVE));
+    client.send(post);
+    client
+}
+
+/// Progress with a message of `size` bytes.
+fn padded(token: impl std::fmt::Display, n: usize, size: usize) -> String {
+    let message = "p".repeat(size);
+    progress(token, format!(r#"{n},"message":"{message}""#))
+}
+
+/// Anything that is no progress, of `size` bytes.
+fn log(n: usize, size: usize) -> String {
+    let text = "l".repeat(size);
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"info","data":{{"n":{n},"text":"{text}"}}}}}}"#
+    )
+}
+
+/// The events that a script has written so far.
+fn written(counter: &Watched<usize>, at_least: usize) {
+    counter.wait_for(
+        Duration::from_secs(60),
+        &format!("{at_least} events to be taken"),
+        |written| format!("{written} events were"),
+        |written| (*written >= at_least).then_some(()),
+    );
+}
+
+/// Waits until nothing has moved for a while: no event is written, and what stands unread in the sidecar's sockets to this
+/// upstream stays the same. Gives that, in bytes: more than 0 when reading has paused.
+fn stands_still(upstream: &Upstream, counter: &Watched<usize>) -> usize {
+    let end = Instant::now() + Duration::from_secs(60);
+    let (mut last, mut since) = ((0, 0), Instant::now());
+    while since.elapsed() < Duration::from_millis(1000) || last.0 == 0 {
+        assert!(Instant::now() < end, "still going on at {last:?}");
+        thread::sleep(Duration::from_millis(20));
+        let now = (*counter.lock(), unread(upstream));
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last.1
+}
+
+/// Bytes in the receive queues of connections whose other end is this upstream (proc_net_tcp(5)).
+fn unread(upstream: &Upstream) -> usize {
+    let port: u16 = upstream.address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let queued = table.lines().filter_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let theirs = columns.get(2)?.ends_with(&format!(":{port:04X}"));
+        let queue = columns.get(4)?.split_once(':')?.1;
+        usize::from_str_radix(queue, 16).ok().filter(|_| theirs)
+    });
+    queued.sum()
+}
+
+/// Streams `messages(id)` to every call, counted, and then the result; waits for the gate before the result, if any.
+fn flood(
+    messages: impl Fn(usize, &mut dyn FnMut(String)) + Send + Sync + 'static,
+    last: impl Fn(&Value) -> String + Send + Sync + 'static,
+) -> (Upstream, Watched<usize>) {
+    let counter = Watched::new(0);
+    let count = counter.clone();
+    let upstream = Upstream::start(move |request, reply| {
+        let id = &request.json()["id"];
+        let number = id.as_u64().and_then(|id| usize::try_from(id).ok()).unwrap_or_default();
+        reply.sse(&[]);
+        messages(number, &mut |message| {
+            reply.event(&message);
+            count.change(|count| *count += 1);
+        });
+        reply.chunk(last(id));
+        count.change(|count| *count += 1);
+        reply.end();
+    });
+    (upstream, counter)
+}
+
+/// Progress of three tokens in turn, so that nothing is adjacent to its like.
+fn turns(events: usize, size: usize) -> impl Fn(usize, &mut dyn FnMut(String)) + Send + Sync + 'static {
+    move |id, send| {
+        for n in 0..events {
+            send(match n % 3 {
+                0 => padded(id, n + 1, size),
+                1 => padded("\"a\"", n + 1, size),
+                _ => padded("\"b\"", n + 1, size),
+            });
+        }
+    }
+}
+
+fn plain_result(id: &Value) -> String {
+    event(result(id))
+}
+
+/// Every event's JSON, the progress values rising for each token.
+fn told(body: &[u8]) -> Vec<Value> {
+    let stream = sse::read(body);
+    assert!(!stream.cut);
+    let events: Vec<Value> = stream.events.iter().map(sse::Event::json).collect();
+    let mut seen: Vec<(Value, f64)> = Vec::new();
+    for event in &events {
+        let params = &event["params"];
+        let Some(value) = params["progress"].as_f64() else { continue };
+        let token = params["progressToken"].clone();
+        assert!(seen.iter().all(|(other, before)| *other != token || *before < value), "{token}: {value}");
+        seen.push((token, value));
+    }
+    events
+}
+
+fn response_of(client: &Client) -> Vec<u8> {
+    client.read_on();
+    client.large_response().body
+}
+
+#[test]
+fn fifty_stalled_nodes_hold_no_more_than_their_queues_and_all_get_their_results() {
+    const NODES: usize = 50;
+    const EVENTS: usize = 800;
+    let (upstream, counter) = flood(turns(EVENTS, 8192), plain_result);
+    let sidecar = sidecar(&upstream, "");
+    let base = warm(&sidecar);
+    let clients: Vec<Client> = (0..NODES).map(|id| stalled(&sidecar, &call(100 + id))).collect();
+    let mut peak = 0;
+    while *counter.lock() < NODES * (EVENTS + 1) {
+        peak = peak.max(sidecar.rss_kib());
+        let before = *counter.lock();
+        written(&counter, (before + 1000).min(NODES * (EVENTS + 1)));
+    }
+    peak = peak.max(sidecar.rss_kib());
+    let bound = NODES * (QUEUE + BESIDE) / 1024;
+    assert!(peak - base < bound, "grew by {} KiB, {bound} KiB are allowed", peak - base);
+    // A healthy neighbour is served meanwhile.
+    let neighbour = sidecar.client();
+    neighbour.send(&call(7));
+    assert_eq!(told(&neighbour.response().body).last().unwrap()["id"], 7);
+    for client in &clients {
+        client.read_on();
+    }
+    for (n, client) in clients.iter().enumerate() {
+        let events = told(&client.large_response().body);
+        let last = events.last().unwrap();
+        assert_eq!(last["id"], 100 + n);
+        assert_eq!(last["result"]["_meta"]["oz0/refetch"], true);
+        // The newest of each token is never lost.
+        for token in [Value::from(100 + n), "a".into(), "b".into()] {
+            let mine = events.iter().rev().find(|event| event["params"]["progressToken"] == token).unwrap();
+            assert!(mine["params"]["progress"].as_u64().unwrap() > EVENTS as u64 - 3);
+        }
+    }
+    let lines = lines(&sidecar, NODES + 1);
+    let stalled = lines.iter().filter(|line| line["refetch"] == true);
+    assert!(stalled.clone().count() >= NODES);
+    for line in stalled {
+        assert_eq!(line["outcome"], "ok");
+        let count = |name: &str| line[name].as_u64().unwrap();
+        assert_eq!(count("progress_in"), EVENTS as u64);
+        let told = count("progress_out") + count("progress_coalesced") + count("progress_dropped");
+        assert_eq!(told, EVENTS as u64);
+        assert!(count("progress_dropped") > 0);
+        assert_eq!(count("events"), count("progress_out") + 1);
+    }
+}
+
+/// What is kept are the bytes of an event, not of the piece that it arrived in.
+#[test]
+fn a_small_event_that_waits_does_not_keep_the_large_piece_it_came_in() {
+    const NODES: usize = 20;
+    const ROUNDS: usize = 50;
+    let counter = Watched::new(0);
+    let count = counter.clone();
+    let upstream = Upstream::start(move |request, reply| {
+        let id = &request.json()["id"];
+        reply.sse(&[]);
+        // First fill what lies between the sidecar and a node that reads nothing.
+        turns(1500, 4096)(1, &mut |message| reply.event(&message));
+        for round in 0..ROUNDS {
+            let large = (0..32).map(|n| event(padded(["\"c\"", "\"d\""][n % 2], 32 * round + n + 1, 4096)));
+            reply.chunk(large.collect::<String>() + &event(log(round, 10)));
+        }
+        reply.event(&result(id));
+        reply.end();
+        count.change(|count| *count += 1);
+    });
+    let sidecar = sidecar(&upstream, "");
+    let base = warm(&sidecar);
+    let clients: Vec<Client> = (0..NODES).map(|id| stalled(&sidecar, &call(id))).collect();
+    written(&counter, NODES);
+    let grown = sidecar.rss_kib() - base;
+    let bound = NODES * (QUEUE + BESIDE) / 1024;
+    assert!(grown < bound, "grew by {grown} KiB, {bound} KiB are allowed");
+    for client in &clients {
+        let events = told(&response_of(client));
+        let logs: Vec<u64> =
+            events.iter().filter_map(|event| event["params"]["data"]["n"].as_u64()).collect();
+        assert!(logs.iter().copied().eq(0..ROUNDS as u64), "{logs:?}");
+    }
+}
+
+/// A stream that is small only on the wire is decoded as the node takes it.
+#[test]
+fn a_compressed_flood_is_not_unpacked_at_once() {
+    const NODES: usize = 8;
+    const EVENTS: usize = 400;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    for n in 0..EVENTS {
+        encoder.write_all(event(log(n, 64 * 1024)).as_bytes()).unwrap();
+    }
+    encoder.write_all(event(result(1)).as_bytes()).unwrap();
+    let packed = encoder.finish().unwrap();
+    let counter = Watched::new(0);
+    let count = counter.clone();
+    let upstream = Upstream::start(move |_, reply| {
+        reply.sse(&[("Content-Encoding", "gzip")]);
+        for chunk in packed.chunks(1000) {
+            reply.chunk(chunk);
+        }
+        reply.end();
+        count.change(|count| *count += 1);
+    });
+    let sidecar = sidecar(&upstream, "");
+    let base = warm(&sidecar);
+    let clients: Vec<Client> = (0..NODES).map(|_| stalled(&sidecar, &call(1))).collect();
+    stands_still(&upstream, &counter);
+    let grown = sidecar.rss_kib() - base;
+    let bound = ALONE + NODES * (QUEUE + BESIDE) / 1024;
+    assert!(grown < bound, "grew by {grown} KiB, {bound} KiB are allowed");
+    let events = told(&response_of(&clients[0]));
+    assert_eq!(events.len(), EVENTS + 1);
+    assert_eq!(events[EVENTS]["id"], 1);
+}
+
+#[test]
+fn what_may_not_be_lost_stops_the_reading_until_the_node_goes_on() {
+    const EVENTS: usize = 1500;
+    let (upstream, counter) = flood(
+        |_, send| (0..EVENTS).for_each(|n| send(log(n, 16 * 1024))),
+        |id| {
+            // Alone larger than the queue.
+            event(result(id).replace("\"ok\"", &format!("\"{}\"", "y".repeat(2 * QUEUE))))
+        },
+    );
+    // The idle clock stands still while reading is paused: that is longer than a second here.
+    let sidecar = sidecar(&upstream, "idle_timeout = \"1s\"");
+    for post in [call(1), modern_call(1)] {
+        *counter.lock() = 0;
+        let client = stalled(&sidecar, &post);
+        let unread = stands_still(&upstream, &counter);
+        assert!(unread > 0, "all of it was taken");
+        assert_eq!(stands_still(&upstream, &counter), unread);
+        let events = told(&response_of(&client));
+        assert_eq!(events.len(), EVENTS + 1);
+        for (n, event) in events[..EVENTS].iter().enumerate() {
+            assert_eq!(event["params"]["data"]["n"], n);
+        }
+        let result = &events[EVENTS]["result"];
+        assert_eq!(result["_meta"], Value::Null, "nothing was lost");
+        assert_eq!(result["content"][0]["text"].as_str().unwrap().len(), 2 * QUEUE);
+    }
+    for line in lines(&sidecar, 2) {
+        assert_eq!((&line["outcome"], &line["refetch"]), (&"ok".into(), &Value::Null));
+    }
+}
+
+/// The bound over all streams (`limits.buffered`): at it reading pauses and new calls are busy, and nobody is stuck.
+#[test]
+fn all_queues_together_have_a_bound_of_their_own() {
+    const NODES: usize = 4;
+    const EVENTS: usize = 800;
+    let (upstream, counter) =
+        flood(|_, send| (0..EVENTS).for_each(|n| send(log(n, 16 * 1024))), plain_result);
+    let sidecar = Sidecar::with_config(&format!(
+        "[limits]\nbuffered = \"128KiB\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        upstream.url()
+    ));
+    let clients: Vec<Client> = (0..NODES).map(|id| stalled(&sidecar, &call(id))).collect();
+    assert!(stands_still(&upstream, &counter) > 0, "all of it was taken");
+    let busy = sidecar.client().ask(&call(9)).json();
+    assert_eq!(busy["result"]["_meta"]["oz0/retryable"], true);
+    for client in &clients {
+        client.read_on();
+    }
+    for (n, client) in clients.iter().enumerate() {
+        let events = told(&client.large_response().body);
+        assert_eq!((events.len(), &events[EVENTS]["id"]), (EVENTS + 1, &n.into()));
+    }
+    let after = sidecar.client();
+    after.send(&call(9));
+    assert_eq!(told(&after.large_response().body).len(), EVENTS + 1);
+}
+
+/// Mixed: progress gives way to what may not be lost, and then reading pauses.
+#[test]
+fn progress_gives_way_and_everything_else_arrives_in_order() {
+    const PAIRS: usize = 1200;
+    let pairs = |id: usize, send: &mut dyn FnMut(String)| {
+        for n in 0..PAIRS {
+            send(padded(id, n + 1, 4096));
+            send(log(n, 4096));
+        }
+    };
+    let (upstream, counter) = flood(pairs, plain_result);
+    let sidecar = sidecar(&upstream, "");
+    let client = stalled(&sidecar, &modern_call(1));
+    assert!(stands_still(&upstream, &counter) > 0, "reading did not pause");
+    let events = told(&response_of(&client));
+    let logs = events.iter().filter_map(|event| event["params"]["data"]["n"].as_u64());
+    assert!(logs.eq(0..PAIRS as u64));
+    let last = events.last().unwrap();
+    assert_eq!((&last["id"], &last["result"]["_meta"]["oz0/refetch"]), (&1.into(), &true.into()));
+    // Progress n stands directly before log n, where it stands at all.
+    for pair in events.windows(2) {
+        if let Some(value) = pair[0]["params"]["progress"].as_u64() {
+            assert_eq!(pair[1]["params"]["data"]["n"], value - 1);
+        }
+    }
+}
+
+#[test]
+fn a_stalled_node_s_progress_of_one_token_coalesces_and_is_no_loss() {
+    const EVENTS: usize = 3000;
+    let (upstream, counter) =
+        flood(|id, send| (0..EVENTS).for_each(|n| send(padded(id, n + 1, 4096))), plain_result);
+    let sidecar = sidecar(&upstream, "");
+    for post in [call(1), modern_call(1)] {
+        *counter.lock() = 0;
+        let client = stalled(&sidecar, &post);
+        written(&counter, EVENTS + 1);
+        let events = told(&response_of(&client));
+        assert!(events.len() < EVENTS);
+        let [.., newest, last] = &events[..] else { panic!("{} events", events.len()) };
+        assert_eq!(newest["params"]["progress"], EVENTS);
+        assert_eq!(last["result"]["_meta"], Value::Null);
+    }
+    for line in lines(&sidecar, 2) {
+        let count = |name: &str| line[name].as_u64().unwrap();
+        assert_eq!(count("progress_in"), EVENTS as u64);
+        assert_eq!(count("progress_out") + count("progress_coalesced"), EVENTS as u64);
+        assert_eq!((count("progress_dropped"), &line["refetch"]), (0, &Value::Null));
+    }
+}
+
+#[test]
+fn the_final_says_that_progress_was_lost_in_the_way_its_form_allows() {
+    let bare = "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}";
+    let with_meta = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[],"_meta":{"a":1}}}"#;
+    let empty_meta = r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{ }}}"#;
+    let not_object = r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":7}}"#;
+    let error = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"no"}}"#;
+    let forged = r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{"oz0/refetch":false,"b":2}}}"#;
+    let cases = [
+        (event(bare), event(r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{"oz0/refetch":true}}}"#)),
+        (
+            event(with_meta),
+            event(r#"{"jsonrpc":"2.0","id":1,"result":{"content":[],"_meta":{"oz0/refetch":true,"a":1}}}"#),
+        ),
+        (event(empty_meta), event(r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{"oz0/refetch":true }}}"#)),
+        (event(forged), event(r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{"oz0/refetch":true,"b":2}}}"#)),
+        (event(not_object), format!(": refetch\n\n{}", event(not_object))),
+        (event(error), format!(": refetch\n\n{}", event(error))),
+        (
+            format!("data: {}\r\ndata: {}\r\n\r\n", &bare[..17], &bare[17..]),
+            format!(": refetch\n\ndata: {}\r\ndata: {}\r\n\r\n", &bare[..17], &bare[17..]),
+        ),
+    ];
+    for (last, wanted) in cases {
+        let (upstream, counter) = flood(turns(1500, 4096), move |_| last.clone());
+        let sidecar = sidecar(&upstream, "");
+        let client = stalled(&sidecar, &call(1));
+        written(&counter, 1501);
+        let body = String::from_utf8(response_of(&client)).unwrap();
+        let tail: String = body.chars().skip(body.len() - wanted.len() - 20).collect();
+        assert!(body.ends_with(&format!("\n\n{wanted}")), "{tail}, wanted {wanted}");
+        assert_eq!(body.matches("refetch").count(), 1);
+        assert_eq!(sidecar.wait_lines(1)[0]["refetch"], true);
+    }
+}
+
+/// The error that the sidecar makes of a break is a final too.
+#[test]
+fn the_sidecar_s_own_error_says_that_progress_was_lost() {
+    let counter = Watched::new(0);
+    let count = counter.clone();
+    let upstream = Upstream::start(move |_, reply| {
+        reply.sse(&[]);
+        turns(1500, 4096)(1, &mut |message| reply.event(&message));
+        reply.end();
+        count.change(|count| *count += 1);
+    });
+    let sidecar = sidecar(&upstream, "");
+    let client = stalled(&sidecar, &call(1));
+    written(&counter, 1);
+    // The end has been read, and the upstream is done with, before the node goes on.
+    let body = String::from_utf8(response_of(&client)).unwrap();
+    let (before, error) = body.split_once(": refetch\n\n").expect("no mark");
+    assert!(before.ends_with("\n\n"));
+    let events = sse::read(error.as_bytes()).events;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].json()["error"]["data"]["reason"], "upstream_failed");
+    let line = &sidecar.wait_lines(1)[0];
+    assert_eq!((&line["refetch"], &line["outcome"]), (&true.into(), &"failed".into()));
+}
+
+#[test]
+fn without_coalescing_nothing_is_thinned_for_a_slow_node() {
+    const EVENTS: usize = 1000;
+    let (upstream, counter) =
+        flood(|id, send| (0..EVENTS).for_each(|n| send(padded(id, n + 1, 16 * 1024))), plain_result);
+    let sidecar = Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\nprogress = {{ coalesce = false, queue_bytes = \"256KiB\" }}\n",
+        upstream.url()
+    ));
+    let client = stalled(&sidecar, &modern_call(1));
+    assert!(stands_still(&upstream, &counter) > 0, "reading did not pause");
+    let events = told(&response_of(&client));
+    assert_eq!(events.len(), EVENTS + 1);
+    let line = &sidecar.wait_lines(1)[0];
+    assert_eq!(line["progress_out"], EVENTS);
+}
+
+/// The contract's rule 5 decides about values that do not rise; what is no number has no order and passes.
+#[test]
+fn values_that_stall_or_fall_stay_here_and_nothing_is_ever_computed() {
+    let message = |n: usize, value: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":1,{value}"message":"m{n}"}}}}"#
+        )
+    };
+    let values = [
+        "\"progress\":1,",
+        "\"progress\":1,",
+        "\"progress\":0.5,",
+        "\"progress\":2,\"total\":1,",
+        "\"progress\":-3,",
+        "\"progress\":\"7\",",
+        "",
+        "\"progress\":1e308,",
+    ];
+    let sent: Vec<String> = values.iter().enumerate().map(|(n, value)| message(n, value)).collect();
+    let passing: String = [0, 3, 5, 6, 7].map(|n| event(&sent[n])).concat() + &event(result(1));
+    for post in [call(1), modern_call(1)] {
+        let gate = Gate::new();
+        let (pass, messages) = (gate.clone(), sent.clone());
+        let upstream = Upstream::start(move |_, reply| {
+            reply.sse(&[]);
+            pass.pass();
+            reply.chunk(messages.iter().map(event).collect::<String>() + &event(result(1)));
+            reply.end();
+        });
+        let sidecar = Sidecar::before(&upstream);
+        let client = sidecar.client();
+        client.send(&post);
+        client.head();
+        gate.open();
+        assert_eq!(client.response().text(), passing);
+        let line = &sidecar.wait_lines(1)[0];
+        assert_eq!((&line["progress_in"], &line["progress_out"]), (&8.into(), &5.into()));
+        assert_eq!(line["progress_dropped"], 3);
+        assert_eq!(line["refetch"], Value::Null);
+    }
+    // To a node that reads only at the end: a subsequence, and the newest is the last before the answer.
+    let late = sent.clone();
+    let fill = move |_: usize, send: &mut dyn FnMut(String)| {
+        (0..1500).for_each(|n| send(padded("\"fill\"", n + 1, 4096)));
+        late.iter().for_each(|message| send(message.clone()));
+    };
+    let (upstream, counter) = flood(fill, plain_result);
+    let sidecar = sidecar(&upstream, "");
+    let client = stalled(&sidecar, &call(1));
+    written(&counter, 1500 + 8 + 1);
+    let body = String::from_utf8(response_of(&client)).unwrap();
+    let mine: Vec<&String> = sent.iter().filter(|message| body.contains(&event(message))).collect();
+    assert_eq!(mine.last(), Some(&&sent[7]));
+    assert!(body.ends_with(&(event(&sent[7]) + &event(result(1)))));
+}
+
+/// Progress is activity when it comes from upstream, whether or not it ever reaches the node.
+#[test]
+fn progress_that_is_merged_away_keeps_the_call_alive() {
+    let upstream = Upstream::start(move |_, reply| {
+        reply.sse(&[]);
+        (0..1500).for_each(|n| reply.event(&padded(1, n + 1, 4096)));
+        let end = Instant::now() + Duration::from_millis(3000);
+        let mut n = 1500;
+        while Instant::now() < end {
+            n += 1;
+            reply.event(&progress(1, n));
+            thread::sleep(Duration::from_millis(50));
+        }
+        reply.event(&result(1));
+        reply.end();
+    });
+    let sidecar = sidecar(&upstream, "idle_timeout = \"1s\"");
+    let client = stalled(&sidecar, &call(1));
+    upstream.wait_request(0);
+    thread::sleep(Duration::from_millis(3500));
+    let events = told(&response_of(&client));
+    assert_eq!(events.last().unwrap()["id"], 1);
+    assert_eq!(sidecar.wait_lines(1)[0]["outcome"], "ok");
+}
+
+#[test]
+fn a_node_that_takes_no_byte_for_the_stall_time_is_closed_and_its_upstream_too() {
+    let (upstream, _) = flood(|_, send| (0..2000).for_each(|n| send(log(n, 16 * 1024))), plain_result);
+    let sidecar = Sidecar::with_config(&format!(
+        "[limits]\nclient_stall = \"500ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        upstream.url()
+    ));
+    let _client = stalled(&sidecar, &modern_call(1));
+    upstream.wait_closed(0);
+    let line = &sidecar.wait_lines(1)[0];
+    assert_eq!((&line["outcome"], &line["cancelled_by"]), (&"cancelled".into(), &"disconnect".into()));
+}
+
+/// One connection of HTTP/2, whose streams share nothing but it.
+#[test]
+fn a_stream_that_is_not_read_does_not_hold_up_the_others_of_its_http2_connection() {
+    const EVENTS: usize = 300;
+    let (upstream, counter) = flood(turns(EVENTS, 4096), plain_result);
+    let sidecar = sidecar(&upstream, "");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let bounded = async {
+        let socket = tokio::net::TcpStream::connect(&sidecar.listen).await.unwrap();
+        let mut builder = h2::client::Builder::new();
+        builder.initial_connection_window_size(16 << 20);
+        let (client, connection) = builder.handshake::<_, bytes::Bytes>(socket).await.unwrap();
+        tokio::spawn(connection);
+        let mut streams = Vec::new();
+        for id in 0..20 {
+            let post = call(id);
+            let mut request = http::Request::post(sidecar.url("/mcp"));
+            for (name, value) in &post.fields {
+                request = request.header(name.as_str(), value.as_str());
+            }
+            let mut client = client.clone().ready().await.unwrap();
+            let (response, mut body) = client.send_request(request.body(()).unwrap(), false).unwrap();
+            body.send_data(post.body.into(), true).unwrap();
+            streams.push(response.await.unwrap().into_body());
+        }
+        let read = async |stream: &mut h2::RecvStream| {
+            let mut body = Vec::new();
+            while let Some(data) = stream.data().await {
+                let data = data.unwrap();
+                stream.flow_control().release_capacity(data.len()).unwrap();
+                body.extend_from_slice(&data);
+            }
+            body
+        };
+        let mut not_read = streams.remove(0);
+        for (n, stream) in streams.iter_mut().enumerate() {
+            assert_eq!(told(&read(stream).await).last().unwrap()["id"], n + 1);
+        }
+        // All of it was taken, that of the stream nobody reads included.
+        written(&counter, 20 * (EVENTS + 1));
+        let events = told(&read(&mut not_read).await);
+        assert_eq!(events.last().unwrap()["id"], 0);
+        assert_eq!(events.last().unwrap()["result"]["_meta"]["oz0/refetch"], true);
+    };
+    runtime.block_on(async { tokio::time::timeout(6 * support::BOUND, bounded).await.unwrap() });
+}
