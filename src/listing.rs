@@ -19,6 +19,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio::time::{Duration, Instant};
 
 pub use approval::Approval;
 
@@ -28,6 +29,8 @@ use crate::message::{canonical::canonical, tools};
 pub const MOST_TOOLS: usize = tools::MOST_ENTRIES;
 /// Bytes of a name that is remembered. MCP asks for at most 128 characters.
 const LONGEST_NAME: usize = 1024;
+/// For so long what a listing showed here goes before what the store says: ample for the store to have it too.
+const FRESH: Duration = Duration::from_secs(30);
 
 /// May a call be made again? (contract section 5)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +137,15 @@ pub struct Record {
 /// What the listings of all upstreams have shown.
 #[derive(Debug, Default)]
 pub struct Listing {
-    upstreams: RwLock<HashMap<String, BTreeMap<String, Tool>>>,
+    upstreams: RwLock<HashMap<String, BTreeMap<String, Seen>>>,
+}
+
+/// A tool as it is known now.
+#[derive(Clone, Debug)]
+struct Seen {
+    tool: Tool,
+    /// When a listing showed it here; `None`: it came from the store.
+    learnt: Option<Instant>,
 }
 
 /// The tools of one page of a listing: of the JSON-RPC answer to a `tools/list`; none for any other bytes.
@@ -204,16 +215,18 @@ impl Listing {
         let unclear: Vec<_> = unclear.map(|name| Tool { name, ..Tool::default() }).collect();
         for tool in tools.into_iter().chain(unclear) {
             let room = known.len() < MOST_TOOLS;
+            let seen = Seen { tool: tool.clone(), learnt: Some(Instant::now()) };
             match known.entry(tool.name.clone()) {
-                Entry::Vacant(place) if room => _ = place.insert(tool.clone()),
+                Entry::Vacant(place) if room => _ = place.insert(seen),
                 Entry::Vacant(_) => {
                     tracing::debug!(upstream, "more tools than are remembered");
                     continue;
                 }
-                Entry::Occupied(place) if *place.get() == tool => continue,
                 Entry::Occupied(mut place) => {
+                    if place.insert(seen).tool == tool {
+                        continue;
+                    }
                     changed += 1;
-                    place.insert(tool.clone());
                 }
             }
             news.push(tool);
@@ -228,22 +241,24 @@ impl Listing {
     /// What counts for a call of this tool.
     pub fn known(&self, upstream: &str, rules: &Rules, tool: &str) -> Known {
         let upstreams = self.upstreams.read().unwrap_or_else(PoisonError::into_inner);
-        rules.judge(tool, upstreams.get(upstream).and_then(|tools| tools.get(tool)))
+        rules.judge(tool, upstreams.get(upstream).and_then(|tools| tools.get(tool)).map(|seen| &seen.tool))
     }
 
     /// Every tool of an upstream that a listing showed or the configuration names, by name, with what counts.
     pub fn all(&self, upstream: &str, rules: &Rules) -> Vec<(Tool, Known)> {
         let upstreams = self.upstreams.read().unwrap_or_else(PoisonError::into_inner);
-        let mut tools = upstreams.get(upstream).cloned().unwrap_or_default();
+        let seen = upstreams.get(upstream).cloned().unwrap_or_default();
         drop(upstreams);
-        let judge = |tool: Tool, seen: bool| {
-            let known = rules.judge(&tool.name, seen.then_some(&tool));
+        let named = rules.overrides.keys().filter(|name| !seen.contains_key(*name)).cloned();
+        let named = named.map(|name| {
+            let known = rules.judge(&name, None);
+            (Tool { name, ..Tool::default() }, known)
+        });
+        let mut all: Vec<_> = named.collect();
+        all.extend(seen.into_values().map(|Seen { tool, .. }| {
+            let known = rules.judge(&tool.name, Some(&tool));
             (tool, known)
-        };
-        let named = rules.overrides.keys().filter(|name| !tools.contains_key(*name)).cloned();
-        let named: Vec<_> = named.map(|name| Tool { name, ..Tool::default() }).collect();
-        let mut all: Vec<_> = named.into_iter().map(|tool| judge(tool, false)).collect();
-        all.extend(std::mem::take(&mut tools).into_values().map(|tool| judge(tool, true)));
+        }));
         all.sort_by(|a, b| a.0.name.cmp(&b.0.name));
         all
     }
@@ -252,11 +267,11 @@ impl Listing {
     pub fn stored(&self, upstream: &str) -> Vec<Record> {
         let upstreams = self.upstreams.read().unwrap_or_else(PoisonError::into_inner);
         let tools = upstreams.get(upstream).into_iter().flat_map(BTreeMap::values);
-        tools.map(|tool| tool.record(upstream)).collect()
+        tools.map(|seen| seen.tool.record(upstream)).collect()
     }
 
-    /// Takes what the store kept of an upstream. What was learnt since is newer and stays; a record that can't be read
-    /// is passed over.
+    /// Takes what the store kept of an upstream, also by another sidecar. What a listing showed here a moment ago is
+    /// newer and stays; a record that can't be read is passed over.
     pub fn load(&self, upstream: &str, records: impl IntoIterator<Item = Record>) {
         let mut upstreams = self.upstreams.write().unwrap_or_else(PoisonError::into_inner);
         let known = upstreams.entry(upstream.to_owned()).or_default();
@@ -266,8 +281,13 @@ impl Listing {
                 tracing::debug!(upstream, "a stored tool that can't be read is passed over");
                 continue;
             };
-            if known.len() < MOST_TOOLS {
-                known.entry(tool.name.clone()).or_insert(tool);
+            let room = known.len() < MOST_TOOLS;
+            let take = match known.get(&tool.name) {
+                Some(seen) => seen.learnt.is_none_or(|at| at.elapsed() >= FRESH),
+                None => room,
+            };
+            if take {
+                known.insert(tool.name.clone(), Seen { tool, learnt: None });
             }
         }
     }

@@ -156,6 +156,20 @@ fn what_was_stored_is_the_same_after_a_restart() {
     assert!(none.all("up", &rules).is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_another_sidecar_learnt_is_taken_once_what_was_learnt_here_is_no_longer_fresh() {
+    let rules = Rules::default();
+    let here = listing_of(&json!([read_only("get")]));
+    let elsewhere = listing_of(&json!([{ "name": "get" }]));
+    here.load("up", elsewhere.stored("up"));
+    assert!(here.known("up", &rules, "get").read_only, "the store may not have it yet");
+    tokio::time::advance(FRESH).await;
+    here.load("up", elsewhere.stored("up"));
+    assert!(!here.known("up", &rules, "get").read_only);
+    here.load("up", listing_of(&json!([read_only("get")])).stored("up"));
+    assert!(here.known("up", &rules, "get").read_only, "what came from the store goes with the store");
+}
+
 #[test]
 fn an_entry_that_has_no_one_meaning_is_not_learnt_and_takes_back_what_was_known() {
     let none = Rules::default();
