@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 use support::{
-    Gate, Post, Sidecar, Upstream,
+    Post, Sidecar, Upstream,
     http::{Request, Response},
     mcp::{MODERN, call, modern_call, result},
     sse,
@@ -468,26 +468,18 @@ fn a_busy_upstreams_body_is_not_waited_for() {
 }
 
 #[test]
-fn a_busy_upstreams_body_is_not_read_to_an_end_that_is_far() {
-    let written = Gate::new();
-    let done = written.clone();
-    let upstream = Upstream::start(move |_, reply| {
-        reply.head(429, &[("Retry-After", "2"), ("Content-Length", "268435456")]);
+fn a_busy_upstreams_body_is_not_read_to_an_end_that_never_comes() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.head(429, &[("Retry-After", "2"), ("Transfer-Encoding", "chunked")]);
         let piece = vec![b'x'; 1 << 20];
-        for _ in 0..256 {
-            if reply.closed() {
-                break;
-            }
-            reply.raw(&piece);
+        while !reply.closed() {
+            reply.chunk(&piece);
         }
-        assert!(reply.closed(), "the sidecar read 256 MiB");
-        done.open();
     });
     let sidecar = Sidecar::before(&upstream);
     let before = sidecar.rss_kib();
     assert_eq!(wait(&sidecar.client().ask(&call(1))).as_deref(), Some("2"));
     upstream.wait_closed(0);
-    written.pass();
     assert!(sidecar.rss_kib() < before + 32 * 1024, "the body was kept");
 }
 
