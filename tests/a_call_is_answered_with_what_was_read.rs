@@ -2,6 +2,8 @@
 //! answer that is compressed although nobody asked for it is decoded and its label removed, and everything else passes
 //! however large it is.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
+
 mod support;
 
 use std::io::Write;

@@ -1,6 +1,8 @@
 //! Contract section 3: `oz0/retryable`, `oz0/retry_after` and `oz0/refetch` in an upstream's own result are cut out and
 //! counted, `Oz0-*` response headers are dropped, and nothing else of a result changes.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
+
 mod support;
 
 use support::{

@@ -261,9 +261,30 @@ fn nearly_a_message() -> impl Strategy<Value = String> {
     })
 }
 
+/// A result that is forged counts as one beside a method too, which no parser says.
+fn is_mixed(message: &str) -> bool {
+    message.contains("\"method\"") && message.contains("oz0/")
+}
+
+#[test]
+fn a_forged_result_is_cut_beside_a_method_and_within_a_batch() {
+    let forged = r#"{"id":1,"method":"x","result":{"_meta":{"oz0/refetch":1}}}"#;
+    let alone = r#"{"id":1,"result":{"_meta":{"a":1,"oz0/retryable":2}}}"#;
+    let data = Bytes::from(format!(r#"[{forged}, 7 ,{alone}, {{"id":2,"result":{{}}}}]"#));
+    let answer = look(&data).unwrap();
+    let (cut, count) = cut_forged(&data, answer.forged().unwrap());
+    assert_eq!(count, 2);
+    assert_eq!(
+        cut,
+        r#"[{"id":1,"method":"x","result":{"_meta":{}}}, 7 ,{"id":1,"result":{"_meta":{"a":1}}}, {"id":2,"result":{}}]"#
+    );
+    assert!(look(&cut).unwrap().forged().is_none());
+}
+
 proptest! {
     #[test]
     fn on_json_it_agrees_with_a_parser(messages in prop::collection::vec(nearly_a_message(), 1..3)) {
+        prop_assume!(!messages.iter().any(|message| is_mixed(message)));
         let parse = |json: &str| serde_json::from_str::<Value>(json).unwrap();
         let one = look(messages[0].as_bytes());
         prop_assert_eq!(one.as_ref().map(said), expected(&parse(&messages[0])), "{}", messages[0]);
@@ -274,6 +295,7 @@ proptest! {
 
     #[test]
     fn after_the_cut_nothing_is_forged_and_the_rest_says_the_same(message in nearly_a_message()) {
+        prop_assume!(!is_mixed(&message));
         let data = Bytes::copy_from_slice(message.as_bytes());
         if let Some(Answer::Response(response)) = look(&data) {
             let (cut, count) = cut_forged(&data, &response);
