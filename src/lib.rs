@@ -45,4 +45,5 @@ pub mod relay;
 pub mod secret;
 pub mod server;
 pub mod session;
+pub mod store;
 pub mod upstream;

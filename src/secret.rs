@@ -22,6 +22,11 @@ impl Secret {
         self.token.store(Arc::new(token));
     }
 
+    /// What it says now, for whoever has to send it in a form of its own.
+    pub(crate) fn expose(&self) -> Arc<String> {
+        self.token.load_full()
+    }
+
     /// As the value of `Authorization`, marked sensitive. `None` if it holds bytes no header can carry.
     pub fn authorization(&self) -> Option<HeaderValue> {
         let mut value = HeaderValue::try_from(format!("Bearer {}", self.token.load())).ok()?;
