@@ -33,6 +33,9 @@ use std::{
 pub use self::{memory::Memory, redis::Redis, sqlite::Sqlite};
 use crate::clock::Clock;
 
+/// Keys with their values.
+pub type Records = Vec<(String, Vec<u8>)>;
+
 /// A future of a store.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -208,7 +211,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// See [`Error`].
-    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Vec<(String, Vec<u8>)>, Error>>;
+    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Records, Error>>;
 
     /// What a table holds.
     ///

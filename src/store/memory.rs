@@ -15,7 +15,7 @@ use std::{
 use hashbrown::HashTable;
 
 use super::{
-    Bounds, BoxFuture, Change, Error, Name, Store, Table, Usage, Write,
+    Bounds, BoxFuture, Change, Error, Name, Records, Store, Table, Usage, Write,
     change::{self, Counts},
     check, check_names, millis,
 };
@@ -79,7 +79,7 @@ impl Store for Memory {
         })
     }
 
-    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Vec<(String, Vec<u8>)>, Error>> {
+    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Records, Error>> {
         Box::pin(async move {
             let now = millis(&self.clock);
             Ok(self.at(now)[table.index()].scan(&prefix, now))
@@ -177,7 +177,7 @@ impl Shelf {
         (record.expires > now).then_some(record)
     }
 
-    fn scan(&self, prefix: &str, now: u64) -> Vec<(String, Vec<u8>)> {
+    fn scan(&self, prefix: &str, now: u64) -> Records {
         let records = self.index.iter().map(|slot| &self.slots[*slot as usize]);
         let mut found: Vec<_> = records
             .filter(|record| record.expires > now && record.key().starts_with(prefix.as_bytes()))

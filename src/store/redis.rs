@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep};
 use self::link::{Arguments, Link, Script};
 pub use self::settings::Settings;
 use super::{
-    Bounds, BoxFuture, Change, Error, Name, Store, Table, Usage, Write,
+    Bounds, BoxFuture, Change, Error, Name, Records, Store, Table, Usage, Write,
     change::{self, Counts},
     check, check_names,
 };
@@ -47,10 +47,9 @@ impl Redis {
     pub async fn open(settings: Settings, bounds: Bounds) -> Result<Self, Error> {
         let store = Self { link: Link::new(settings), bounds };
         match store.ping().await {
-            Err(error @ Error::Unavailable(_)) => tracing::warn!(%error, "the state store is away"),
-            outcome => outcome?,
+            Ok(()) | Err(Error::Unavailable(_)) => Ok(store),
+            Err(error) => Err(error),
         }
-        Ok(store)
     }
 
     async fn change(&self, names: &[Name], mut change: Change) -> Result<(), Error> {
@@ -115,7 +114,7 @@ impl Redis {
         Ok(fetched.values.into_iter().next().flatten().map(|value| payload(&value).to_vec()))
     }
 
-    async fn all(&self, table: Table, prefix: String) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    async fn all(&self, table: Table, prefix: String) -> Result<Records, Error> {
         let mut arguments = Arguments::new([], [PREFIX, letter(table)].map(str::to_owned));
         arguments.push(prefix);
         let Value::Array(answer) = self.link.ask(Script::Scan, &arguments, Instant::now() + BOUND).await?
@@ -155,7 +154,7 @@ impl Store for Redis {
         Box::pin(self.find(name))
     }
 
-    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Vec<(String, Vec<u8>)>, Error>> {
+    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Records, Error>> {
         Box::pin(self.all(table, prefix))
     }
 
@@ -176,7 +175,8 @@ impl fmt::Debug for Redis {
 
 /// The number is the layout's version: another layout gets another one.
 const PREFIX: &str = "mcp-sidecar:1:";
-/// From the question to the answer, connecting and repetitions included.
+/// From the question to the answer, connecting and repetitions included: more than for a file, since both may take
+/// their second.
 const BOUND: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);

@@ -29,7 +29,7 @@ use tokio::{
 
 use self::{file::File, tables::Tables};
 use super::{
-    Bounds, BoxFuture, Change, Error, Name, Store, Table, Usage, Write,
+    Bounds, BoxFuture, Change, Error, Name, Records, Store, Table, Usage, Write,
     change::{self, Counts},
     check, check_names, millis,
 };
@@ -91,7 +91,7 @@ impl Store for Sqlite {
         })
     }
 
-    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Vec<(String, Vec<u8>)>, Error>> {
+    fn scan(&self, table: Table, prefix: String) -> BoxFuture<'_, Result<Records, Error>> {
         Box::pin(self.ask(move |reply| Job::Scan { table, prefix, reply }))
     }
 
@@ -124,7 +124,7 @@ type Reply<T> = oneshot::Sender<Result<T, Error>>;
 enum Job {
     Update { names: Vec<Name>, change: Change, reply: Reply<()> },
     Get { name: Name, reply: Reply<Option<Vec<u8>>> },
-    Scan { table: Table, prefix: String, reply: Reply<Vec<(String, Vec<u8>)>> },
+    Scan { table: Table, prefix: String, reply: Reply<Records> },
     Usage { table: Table, reply: Reply<Usage> },
     Ping { reply: Reply<()> },
 }

@@ -212,7 +212,9 @@ impl Link {
                 Ok(Arc::clone(state.connection.insert(Arc::new(connection))))
             }
             Err(error) => {
-                state.failed = Some((Instant::now(), error.clone()));
+                if state.failed.replace((Instant::now(), error.clone())).is_none() {
+                    tracing::warn!(%error, "the state store can't be reached");
+                }
                 Err(error)
             }
         }

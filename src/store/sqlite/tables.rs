@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use super::{Failure, Name, Table, Usage};
-use crate::store::Error;
+use crate::store::{Error, Records};
 
 /// Expired records that one sweep removes from a table at most.
 const SWEEP: i64 = 256;
@@ -179,12 +179,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Live records whose key begins with `prefix`.
-    pub(super) fn scan(
-        &self,
-        table: Table,
-        prefix: &str,
-        now: u64,
-    ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    pub(super) fn scan(&self, table: Table, prefix: &str, now: u64) -> Result<Records, Failure> {
         let sql = format!(
             "SELECT key, value FROM {} WHERE key >= ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key",
             table.name()
