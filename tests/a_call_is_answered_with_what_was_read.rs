@@ -52,10 +52,10 @@ fn encoded(reply: &mut Reply, status: u16, coding: &str, kind: &str, body: &[u8]
 }
 
 fn list(id: u32) -> Post {
-    Post::legacy(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/list"}}"#))
+    Post::legacy(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/list"}}"#))
 }
 
-/// A tools/list answer of about so many bytes, that compression does not make small.
+/// A list's answer of about so many bytes, that compression does not make small.
 fn tools(bytes: usize) -> String {
     let mut seed = 1_u64;
     let mut text = String::from(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":["#);

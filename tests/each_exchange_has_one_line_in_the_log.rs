@@ -96,7 +96,7 @@ fn a_call_that_is_answered_with_json() {
         .field("X-Request-Id", "abc-123")
         .field("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
     let line = line(&post, |reply| reply.json(200, &[], &result(1)));
-    fields(&line, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "session", "stream"]]);
+    fields(&line, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "retry_class", "session", "stream"]]);
     says(
         &line,
         &[
@@ -108,7 +108,7 @@ fn a_call_that_is_answered_with_json() {
             ("protocol", json!(LEGACY)),
             ("rpc", json!("tools/call")),
             ("id", json!(1)),
-            ("tool", json!("slow")),
+            ("tool", "retry_class", json!("slow")),
             // The first 8 hex digits of the SHA-256 of `sess-A`.
             ("session", json!("d153a3a4")),
             ("status", json!(200)),
@@ -149,7 +149,7 @@ fn a_call_that_is_answered_with_a_stream() {
     });
     fields(
         &line,
-        &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &STREAM, &["tool", "session", "progress", "total"]],
+        &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &STREAM, &["tool", "retry_class", "session", "progress", "total"]],
     );
     says(
         &line,
@@ -178,7 +178,7 @@ fn a_modern_call_has_no_session_and_the_client_of_its_meta() {
     );
     let line =
         line(&Post::modern("tools/call", Some("slow"), body), |reply| reply.json(200, &[], &result(7)));
-    fields(&line, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "client", "stream"]]);
+    fields(&line, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "retry_class", "client", "stream"]]);
     says(&line, &[("era", json!("modern")), ("protocol", json!(MODERN)), ("client", json!("agent/2.1"))]);
 }
 
@@ -277,7 +277,7 @@ fn the_client_and_the_session_of_a_legacy_call_are_those_of_its_initialize() {
 #[test]
 fn what_the_upstream_answers_and_what_the_node_gets_are_told_apart() {
     let told = line(&tool("t"), |reply| reply.json(429, &[("Retry-After", "7")], "{}"));
-    fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "session", "stream", "retry_after"]]);
+    fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "retry_class", "session", "stream", "retry_after"]]);
     says(
         &told,
         &[
@@ -288,7 +288,7 @@ fn what_the_upstream_answers_and_what_the_node_gets_are_told_apart() {
         ],
     );
     let told = line(&tool("t"), |reply| reply.json(429, &[], "{}"));
-    fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "session", "stream"]]);
+    fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "retry_class", "session", "stream"]]);
     let error = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[],"isError":true}}"#;
     let told = line(&tool("t"), move |reply| reply.json(200, &[], error));
     says(&told, &[("outcome", json!("tool_error")), ("status", json!(200)), ("upstream_status", json!(200))]);
@@ -304,7 +304,7 @@ fn what_the_upstream_answers_and_what_the_node_gets_are_told_apart() {
     says(&told, &[("outcome", json!("rpc_error")), ("status", json!(200))]);
     for status in [400, 401, 403, 404, 500, 503] {
         let told = line(&tool("t"), move |reply| reply.json(status, &[], "{}"));
-        fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "session"]]);
+        fields(&told, &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &["tool", "retry_class", "session"]]);
         says(
             &told,
             &[("outcome", json!("rpc_error")), ("status", json!(status)), ("upstream_status", json!(status))],
@@ -321,7 +321,7 @@ fn what_broke_off_is_failed_with_its_reason_and_what_had_come() {
     });
     fields(
         &told,
-        &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &STREAM, &["tool", "session", "reason", "error", "progress"]],
+        &[&ALWAYS, &ASKED, &ANSWERED, &REQUEST, &STREAM, &["tool", "retry_class", "session", "reason", "error", "progress"]],
     );
     says(
         &told,
@@ -347,7 +347,7 @@ fn what_broke_off_is_failed_with_its_reason_and_what_had_come() {
     let lines = sidecar.wait_lines(2);
     fields(
         &lines[0],
-        &[&ALWAYS, &ASKED, &REQUEST, &["tool", "session", "stream", "trace", "reason", "error"]],
+        &[&ALWAYS, &ASKED, &REQUEST, &["tool", "retry_class", "session", "stream", "trace", "reason", "error"]],
     );
     says(
         &lines[0],
@@ -371,7 +371,7 @@ fn clocks_that_run_out_are_outcomes_of_their_own() {
                 &ALWAYS,
                 &ASKED,
                 &REQUEST,
-                &["tool", "session", "stream", "trace", "reason", "error", "reused", "upstream_http"],
+                &["tool", "retry_class", "session", "stream", "trace", "reason", "error", "reused", "upstream_http"],
             ],
         );
         says(&told, &[("outcome", json!(outcome)), ("reason", json!(outcome)), ("status", json!(200))]);
@@ -405,7 +405,7 @@ fn a_node_that_leaves_is_cancelled_by_disconnect() {
             &[
                 ("outcome", json!("cancelled")),
                 ("cancelled_by", json!("disconnect")),
-                ("tool", json!("slow")),
+                ("tool", "retry_class", json!("slow")),
             ],
         );
         assert!(line["cancel_ms"].is_number(), "{line}");

@@ -125,7 +125,7 @@ fn forged_members_of_a_result_in_a_stream_are_cut_out_and_counted() {
             let response = sidecar.client().ask(&post);
             let event = format!("id: 7\r\ndata: {wanted}\r\n: odd\r\nx-field: y\r\n\r\n");
             // The upstream's comments are not forwarded.
-            assert_eq!(response.text().replace(": odd\r\n", ""), event.replace(": odd\r\n", ""));
+            assert_eq!(response.text(), event.replace(": odd\r\n", ""));
             cut += count;
             assert_eq!(counted(&sidecar), cut);
         }

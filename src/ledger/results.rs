@@ -124,7 +124,7 @@ mod tests {
         assert!(results.get("b").is_some() && results.get("c").is_some());
         assert!(results.bytes() <= 30);
         results.hold("b", held("x"), LONG, 30);
-        results.hold("d", held("0123456789"), LONG, 30);
+        results.hold("d", held("01234567890123456789"), LONG, 30);
         // "b" was made anew after "c".
         assert!(results.get("c").is_none());
         assert_eq!(results.get("b").unwrap().result, "x");

@@ -83,13 +83,13 @@ impl Sidecar {
         headers::toward_node(&mut head.headers);
         let coding = Coding::of(&head.headers);
         let readable = coding.is_readable();
-        if head.status.is_success() && !readable && asked.calls && !turn.exchange.is_won() {
-            // Whatever it says could not be checked (contract section 3).
+        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        if head.status.is_success() && !readable && !event_stream && asked.calls && !turn.exchange.is_won() {
+            // Whatever it says could not be checked (contract section 3). An event stream passes unread.
             let message = "the upstream's answer is encoded in a way that nobody asked for";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
         }
         let decoder = coding.decoder();
-        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status == StatusCode::OK && event_stream && readable {
             // What its events will say of the revision is not waited for: the node names it in a header from now on.
             self.learn_protocol(&mut turn, &asked, &head.headers, &[]);
