@@ -16,7 +16,8 @@ local function forget(prefix, letter, member)
     end
 end
 
--- The server drops expired records by itself; this takes them off the books, some at a time.
+-- The server drops expired records by itself; this takes them off the books, some at a time. Until then a key may have
+-- a member for what has expired and one for what was put since.
 local function sweep(prefix, letter, most)
     local expired = redis.call('ZRANGEBYSCORE', prefix .. '#' .. letter, '-inf', now, 'LIMIT', 0, most)
     for _, member in ipairs(expired) do

@@ -15,7 +15,11 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     secret::Secret,
-    store::contract::{self, AMPLE, Place, get, increment, key, put},
+    store::{
+        View,
+        contract::{self, AMPLE, Place, get, increment, key, put},
+        update_with,
+    },
     upstream::tls,
 };
 
@@ -128,7 +132,7 @@ async fn a_change_runs_again_when_a_record_has_changed_meanwhile() {
     put(&store, key("a"), b"1").await.expect("put");
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
-    let said = super::super::update_with(&store, vec![key("a"), key("b")], move |view| {
+    let said = update_with(&store, vec![key("a"), key("b")], move |view| {
         if counted.fetch_add(1, Ordering::Relaxed) == 0 {
             let other = Arc::clone(&other);
             tokio::task::block_in_place(|| {
@@ -154,7 +158,7 @@ async fn its_books_stay_right_over_many_writes() {
     for _ in 0..1500 {
         let name = Name::new(Table::ALL[random.usize(..5)], random.u8(..30).to_string());
         let (dice, size, after) = (random.u8(..10), random.usize(..60), random.u64(..200));
-        let change = move |view: &super::super::View<'_>| {
+        let change = move |view: &View<'_>| {
             let value = vec![0; size];
             vec![match dice {
                 0 => Write::Delete,
@@ -175,6 +179,32 @@ async fn its_books_stay_right_over_many_writes() {
     }
     let by_age: u64 = redis::cmd("ZCARD").arg("mcp-sidecar:1:@r").query(&mut server.client()).expect("asked");
     assert_eq!(store.usage(Table::Results).await.map(|usage| usage.records), Ok(by_age));
+}
+
+/// What has expired is taken off the books some at a time, here not before its key is put anew.
+#[tokio::test]
+async fn a_result_put_anew_is_not_mistaken_for_the_one_that_expired() {
+    let server = Server::start(&[]);
+    let store = server.store().await;
+    let result = |key: &str| Name::new(Table::Results, key);
+    let expires = update_with(&store, vec![result("first")], |view| {
+        let expires = view.now + 500;
+        (vec![Write::Put { value: vec![0], expires: Some(expires + 1) }], expires)
+    });
+    let expires = Some(expires.await.expect("put"));
+    let others: Vec<_> = (0..248).map(|other| result(&other.to_string())).collect();
+    for some in others.chunks(8) {
+        let change = move |_: &View<'_>| vec![Write::Put { value: vec![0], expires }; 8];
+        store.update(some.to_vec(), Box::new(change)).await.expect("put");
+    }
+    sleep(Duration::from_millis(510)).await;
+    let narrow =
+        Redis::open(server.settings(), Bounds { max_result_bytes: 400, ..AMPLE }).await.expect("opened");
+    put(&narrow, result("first"), &[1; 200]).await.expect("put");
+    assert_eq!(get(&narrow, result("first")).await, Some(vec![1; 200]));
+    let held = narrow.scan(Table::Results, String::new()).await;
+    assert_eq!(held, Ok(vec![("first".into(), vec![1; 200])]));
+    assert_eq!(narrow.usage(Table::Results).await, Ok(Usage { records: 1, bytes: 205 }));
 }
 
 #[tokio::test]
@@ -284,7 +314,7 @@ async fn a_server_that_forgot_the_scripts_is_given_them_again() {
         redis::cmd("SCRIPT").arg("FLUSH").query::<()>(&mut client).expect("flushed");
     };
     forget();
-    let change = move |_: &super::super::View<'_>| {
+    let change = move |_: &View<'_>| {
         forget();
         vec![Write::Delete]
     };

@@ -63,7 +63,11 @@ while tonumber(redis.call('GET', prefix .. '=r') or 0) > most_bytes do
         break
     end
     local _, key = size_and_key(oldest)
+    local expires = redis.call('ZSCORE', prefix .. '#r', oldest)
     forget(prefix, 'r', oldest)
-    redis.call('DEL', prefix .. 'r:' .. key)
+    -- Of what has expired there may be a newer record under the key.
+    if expires and tonumber(expires) > tonumber(now) then
+        redis.call('DEL', prefix .. 'r:' .. key)
+    end
 end
 return 1
