@@ -224,6 +224,7 @@ fn a_byte_order_mark_hides_nothing() {
     assert_eq!(counted(&sidecar), 1);
 }
 
+// An event stream in an unknown coding passes opaquely (R-123): a node that asked for nothing of the kind cannot read it.
 #[test]
 fn an_answer_that_cannot_be_read_is_not_passed_off_as_a_result() {
     let upstream = Upstream::start(|request, reply| {
@@ -231,7 +232,7 @@ fn an_answer_that_cannot_be_read_is_not_passed_off_as_a_result() {
             0 => &[("Content-Encoding", "br")],
             1 => &[("Content-Encoding", "identity"), ("Content-Encoding", "br")],
             2 => &[("Content-Encoding", "gzip, gzip")],
-            _ => &[("Content-Encoding", "zstd"), ("Content-Type", "text/event-stream")],
+            _ => &[("Content-Encoding", "zstd")],
         };
         reply.json(200, fields, "\u{1}\u{2}");
     });

@@ -86,17 +86,16 @@ impl Source {
     }
 
     fn response(&mut self, seen: &mut Seen, response: answer::Response) {
-        let response = if response.forged {
+        if response.forged {
             seen.cut_forged(&response);
             // Its parts lie elsewhere now.
-            match seen.event.data.as_deref().and_then(answer::look) {
-                Some(Answer::Response(response)) => response,
-                _ => return,
-            }
+            seen.response = match seen.event.data.as_deref().and_then(answer::look) {
+                Some(Answer::Response(response)) => Some(response),
+                _ => None,
+            };
         } else {
-            response
-        };
-        seen.response = Some(response.clone());
+            seen.response = Some(response.clone());
+        }
         let before = self.awaited.len();
         self.awaited.retain(|id| response.id.as_ref() != Some(id));
         if self.awaited.len() < before {
