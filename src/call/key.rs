@@ -62,6 +62,12 @@ pub enum First {
     },
 }
 
+/// Whether anything is there that a key could be made of; only then the call needs a digest.
+pub fn is_named(identity: &Identity, own: Option<&str>, headers: &HeaderMap) -> bool {
+    let counted = identity.activity.is_some() || identity.session.is_some();
+    own.is_some() || (identity.job.is_some() && counted) || header_key(headers) != Derivation::None
+}
+
 /// Derives a call's key. `own`: the key that the node put there; `idempotent`: the tool says `idempotentHint: true`.
 pub fn derive(
     identity: &Identity,

@@ -98,8 +98,7 @@ impl Sidecar {
             }
             asked.clocks = clocks::Clocks::new(Instant::now(), asked.idle, Some(left));
         }
-        let wants_key = own.is_some() || identity.said || turn.parts.headers.contains_key("idempotency-key");
-        if !wants_key {
+        if !key::is_named(&identity, own.as_deref(), &turn.parts.headers) {
             return Ok((turn, Going::default()));
         }
         let digest = match digest(message, body).await {

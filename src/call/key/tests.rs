@@ -99,3 +99,16 @@ fn a_key_that_no_header_carries_is_encoded() {
     assert_eq!(header_value(" a").unwrap(), "=?base64?IGE=?=");
     assert_eq!(header_value("=?base64?x?=").unwrap(), "=?base64?PT9iYXNlNjQ/eD89?=");
 }
+
+#[test]
+fn a_call_without_anything_to_name_it_needs_no_digest() {
+    let named = |json: &str| is_named(&identity(json), None, &HeaderMap::new());
+    assert!(!named("{}"));
+    assert!(!named(r#"{"job":"j","time_limit":5}"#));
+    assert!(named(r#"{"job":"j","activity":"a"}"#));
+    assert!(named(r#"{"job":"j","session":1,"k":1}"#));
+    assert!(is_named(&Identity::default(), Some("k"), &HeaderMap::new()));
+    let mut headers = HeaderMap::new();
+    headers.insert("idempotency-key", HeaderValue::from_static("\"k\""));
+    assert!(is_named(&Identity::default(), None, &headers));
+}
