@@ -47,8 +47,12 @@ fn seconds(value: &str) -> Option<&str> {
     let whole = value.split_once('.').map_or(value, |(whole, _)| whole);
     let fraction = value.split_once('.').is_none_or(|(_, fraction)| digits(fraction));
     let zeros = whole.bytes().take_while(|&byte| byte == b'0').count().min(whole.len().saturating_sub(1));
-    (digits(whole) && fraction).then(|| &value[zeros..])
+    let short = value.len() - zeros <= LONGEST;
+    (digits(whole) && fraction && short).then(|| &value[zeros..])
 }
+
+/// A number of more characters is no wait, and some readers of JSON refuse it.
+const LONGEST: usize = 300;
 
 /// The JSON-RPC response with the busy tool result, under the id's own token; modern ones carry `resultType`.
 pub fn result(busy: &Busy<'_>, id: &Id, era: Era) -> Bytes {

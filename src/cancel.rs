@@ -28,6 +28,8 @@ const TAKEN_UP: usize = 4096;
 const POSTED: usize = 64;
 /// How long the answer to a notice is awaited.
 const ANSWER: Duration = Duration::from_secs(10);
+/// The longest that a notice waits for its node to resume, whatever the stream's `retry:` says.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 /// Event ids remembered of one stream, newest first.
 const EVENT_IDS: usize = 256;
 /// Resuming `GET`s remembered: one may come before its node's hang-up is seen.
@@ -170,7 +172,9 @@ async fn run(mut notices: mpsc::Receiver<Notice>, resumes: Arc<Mutex<Resumes>>, 
 
 /// Whether a resuming `GET` comes within the grace, or came already.
 async fn comes_back(notice: &Notice, resumes: &Mutex<Resumes>) -> bool {
-    let grace = notice.route.cancel_grace.max(notice.retry).max(Duration::from_secs(2));
+    let asked = notice.route.cancel_grace.max(notice.retry).max(Duration::from_secs(2));
+    // An upstream's `retry:` must not hold a place for ever.
+    let grace = asked.min(LONGEST_WAIT.max(notice.route.cancel_grace));
     let (resumed, comes) = oneshot::channel();
     let ids: HashSet<u64> = notice.event_ids.iter().copied().collect();
     {

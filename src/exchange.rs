@@ -250,6 +250,8 @@ impl Exchange {
     /// Ends it now, with all that a drop would do, where its owner can't be dropped yet.
     pub fn close(&mut self) {
         self.settle_cancelled();
+        self.claim = None;
+        self.learns = None;
         self.entry = None;
         self.permits.clear();
         self.held = None;

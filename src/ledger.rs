@@ -17,6 +17,7 @@ mod settle;
 use std::{
     borrow::Cow,
     collections::HashMap,
+    fmt,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -103,11 +104,16 @@ pub struct Ledger {
     away: AtomicBool,
 }
 
-/// What all that share the store share.
-#[derive(Debug)]
+/// What all that share the store share. Its `Debug` prints nothing of it.
 struct Secret {
     key: [u8; 32],
     tag: String,
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 #[derive(Debug)]
@@ -172,6 +178,15 @@ impl Ledger {
         self.settings.store(Arc::new(settings));
     }
 
+    /// Every record of a table whose key begins with `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::scan`].
+    pub async fn scan(&self, table: Table, prefix: String) -> Result<store::Records, store::Error> {
+        self.watch(self.store.scan(table, prefix).await)
+    }
+
     /// The store behind it.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
@@ -182,6 +197,7 @@ impl Ledger {
         self.secret
             .get_or_try_init(|| async {
                 let fresh = fresh_secret();
+                let fresh = fresh?;
                 let names = vec![Name::new(Table::Secrets, "principal")];
                 let key = update_with(&*self.store, names, move |view: &View<'_>| {
                     match view
@@ -195,7 +211,8 @@ impl Ledger {
                         None => (vec![Write::Put { value: fresh.to_vec(), expires: None }], fresh),
                     }
                 })
-                .await?;
+                .await;
+                let key = self.watch(key)?;
                 let tag = keyed(&key, b"tag")[..8].to_owned();
                 Ok(Secret { key, tag })
             })
@@ -208,7 +225,7 @@ impl Ledger {
     ///
     /// The store is away, and was when the process began.
     pub async fn principal(&self, authorization: Option<&[u8]>) -> Result<String, store::Error> {
-        let secret = self.watch(self.secret().await)?;
+        let secret = self.secret().await?;
         Ok(match authorization {
             Some(value) => keyed(&secret.key, &[b"authorization ", value].concat()),
             None => keyed(&secret.key, b"none"),
@@ -221,7 +238,7 @@ impl Ledger {
     ///
     /// As [`Ledger::principal`].
     pub async fn progress_token(&self) -> Result<String, store::Error> {
-        let tag = &self.watch(self.secret().await)?.tag;
+        let tag = &self.secret().await?.tag;
         Ok(format!("{TOKEN_PREFIX}{tag}/{:032x}", fastrand::u128(..)))
     }
 
@@ -242,9 +259,10 @@ impl Ledger {
             Derivation::Known { key, .. } => return Ok(Some(key)),
             Derivation::Activity { activity, first } => (activity, first),
         };
-        let mut names = vec![Name::new(Table::Counters, format!("a\u{1}{upstream}\u{1}{activity}"))];
+        let mut names =
+            vec![Name::new(Table::Counters, format!("a\u{1}{upstream}\u{1}{}", short(&activity)))];
         if let First::Counted { series, .. } = &first {
-            names.push(Name::new(Table::Counters, format!("k\u{1}{upstream}\u{1}{series}")));
+            names.push(Name::new(Table::Counters, format!("k\u{1}{upstream}\u{1}{}", short(series))));
         }
         let ttl = millis(self.settings.load().keys_ttl);
         let fixed = update_with(&*self.store, names, move |view: &View<'_>| fix(view, &first, ttl)).await;
@@ -267,27 +285,39 @@ impl Ledger {
     ) -> Result<Claimed, store::Error> {
         let name = Name::new(Table::Keys, format!("{upstream}\u{1}{}", short(key)));
         let settings = self.settings.load();
-        let in_memory = (settings.results == Keep::Memory)
-            .then(|| self.results.get(&name.key))
-            .flatten()
-            .filter(|held| held.is_for(&attempt.principal, attempt.era));
         let mut names = vec![name.clone()];
         if settings.results == Keep::Store {
             names.push(Name::new(Table::Results, name.key.clone()));
         }
         let ttl = millis(settings.keys_ttl);
-        let asked = attempt.clone();
-        let held = in_memory.is_some();
-        let (verdict, stored) = self.watch(
-            update_with(&*self.store, names, move |view: &View<'_>| decide(view, &asked, held, ttl)).await,
-        )?;
-        Ok(match verdict {
-            Verdict::Run(go) => Claimed::Run(Box::new(self.enter(name, attempt, running)), go),
-            Verdict::Replay => match in_memory.map(|held| held.result).or(stored) {
-                Some(result) => Claimed::Replay(result),
-                None => Claimed::Refused(Verdict::Busy),
-            },
-            refused => Claimed::Refused(refused),
+        let (asked, ledger) = (attempt.clone(), self.clone());
+        let key = name.key.clone();
+        let in_memory = settings.results == Keep::Memory;
+        // It stands from before the store is asked: should this be dropped, or the answer be lost, its end is written.
+        let mut claim = Box::new(self.enter(name, attempt, running));
+        let decided = update_with(&*self.store, names, move |view: &View<'_>| {
+            // Looked up in the same step: a result is held before its key says that it is done.
+            let held = in_memory.then(|| ledger.results.get(&key)).flatten();
+            let held = held.filter(|held| held.is_for(&asked.principal, asked.era));
+            decide(view, &asked, held.map(|held| held.result), ttl)
+        })
+        .await;
+        let (verdict, result) = match self.watch(decided) {
+            Ok(decided) => decided,
+            Err(error) => {
+                claim.settled = !error.may_have_been_applied();
+                return Err(error);
+            }
+        };
+        if let Verdict::Run(go) = verdict {
+            return Ok(Claimed::Run(claim, go));
+        }
+        claim.settled = true;
+        self.unlease(&claim.owner);
+        Ok(match (verdict, result) {
+            (Verdict::Replay, Some(result)) => Claimed::Replay(result),
+            (Verdict::Replay, None) => Claimed::Refused(Verdict::Busy),
+            (refused, _) => Claimed::Refused(refused),
         })
     }
 
@@ -302,7 +332,7 @@ impl Ledger {
             era: attempt.era,
             report: Report::default(),
             stored: None,
-            ends: State::Unknown,
+            ends: State::NotSent,
             finishing: None,
             settled: false,
         }
@@ -310,7 +340,12 @@ impl Ledger {
 
     /// Whether the store answers; what the log says when that changes.
     fn watch<T>(&self, result: Result<T, store::Error>) -> Result<T, store::Error> {
-        let away = matches!(result, Err(store::Error::Unavailable(_)));
+        let away = match &result {
+            Ok(_) => false,
+            Err(store::Error::Unavailable(_)) => true,
+            // It answers: what it says is about this one step.
+            Err(_) => return result,
+        };
         if self.away.swap(away, Ordering::Relaxed) != away {
             match &result {
                 Err(error) => tracing::error!(%error, "the state store is away: calls that need it are busy"),
@@ -364,8 +399,9 @@ impl Ledger {
         self.leases().remove(owner);
     }
 
-    /// Writes the end of an attempt. `Ok` also where the attempt has no say any more.
-    async fn finish(&self, end: &Finish) -> Result<(), store::Error> {
+    /// Writes the end of an attempt. `Ok` also where the attempt has no say any more. `again`: it may have been written
+    /// before.
+    async fn finish(&self, end: &Finish, again: bool) -> Result<(), store::Error> {
         let settings = self.settings.load();
         let ttl = millis(settings.keys_ttl);
         let mut names = vec![end.name.clone()];
@@ -378,6 +414,11 @@ impl Ledger {
         });
         if stored.is_some() {
             names.push(Name::new(Table::Results, end.name.key.clone()));
+        }
+        let held = result.filter(|_| settings.results == Keep::Memory);
+        if let Some(held) = held {
+            // Before the key says that it is done: who reads that must find it.
+            self.results.hold(&end.name.key, held.clone(), hold, settings.max_total);
         }
         let (owner, state, report) = (end.owner.clone(), end.state, end.report.clone());
         let hold_ms = millis(hold);
@@ -396,8 +437,9 @@ impl Ledger {
         })
         .await;
         let stands = self.watch(written)?;
-        if let (true, Keep::Memory, Some(held)) = (stands, settings.results, result) {
-            self.results.hold(&end.name.key, held.clone(), hold, settings.max_total);
+        if !stands && !again && held.is_some() {
+            // Another attempt has the key now; after a repeated write it is this one's own end that stands.
+            self.results.forget(&end.name.key);
         }
         Ok(())
     }
@@ -438,7 +480,10 @@ impl Claim {
     /// Takes one progress notification; stores it now and then.
     pub fn progress(&mut self, progress: f64, total: Option<f64>, token: Option<&str>) {
         self.report.take(Reached { progress, total }, token, &self.principal);
-        if self.stored.is_none_or(|at| at.elapsed() >= REPORT) {
+        let due = self.stored.is_none_or(|at| at.elapsed() >= REPORT);
+        // Ends come first: while the store is away, or behind, they carry the report.
+        let idle = self.ledger.settling.capacity() > settle::QUEUE / 2;
+        if due && idle && !self.ledger.away.load(Ordering::Relaxed) {
             self.stored = Some(Instant::now());
             let (name, owner, report) = (self.name.clone(), self.owner.clone(), self.report.clone());
             // What a full queue loses is written with the end.
@@ -463,7 +508,7 @@ impl Claim {
         let held = result.map(|result| Held { result, principal: self.principal.clone(), era: self.era });
         let finish = self.finishes(state, held, ttl);
         self.finishing = Some(finish.clone());
-        let error = match time::timeout(COMMIT, self.ledger.finish(&finish)).await {
+        let error = match time::timeout(COMMIT, self.ledger.finish(&finish, false)).await {
             Ok(Ok(())) => {
                 self.settled = true;
                 return self.ledger.unlease(&self.owner);
@@ -537,11 +582,11 @@ fn fix(view: &View<'_>, first: &First, ttl: u64) -> (Vec<Write>, Option<String>)
     }
 }
 
-/// One step of [`Ledger::claim`].
+/// One step of [`Ledger::claim`]: the verdict, and the result that a replay answers.
 fn decide(
     view: &View<'_>,
     attempt: &Attempt,
-    in_memory: bool,
+    in_memory: Option<Bytes>,
     ttl: u64,
 ) -> (Vec<Write>, (Verdict, Option<Bytes>)) {
     let stored = view
@@ -551,12 +596,13 @@ fn decide(
         .flatten()
         .and_then(|held| serde_json::from_slice::<Stored>(held).ok())
         .filter(|held| held.principal == attempt.principal && held.modern == (attempt.era == Era::Modern));
-    let held = in_memory || stored.is_some();
+    let result = in_memory.or(stored.map(|held| held.result.into()));
     let entry = entry_of(view);
-    let (verdict, next) = entry::claim(entry.as_ref(), attempt, view.now, (view.room)(Table::Keys), held);
+    let room = (view.room)(Table::Keys);
+    let (verdict, next) = entry::claim(entry.as_ref(), attempt, view.now, room, result.is_some());
     let mut writes = vec![Write::Keep; view.records.len()];
     writes[0] = put(next.as_ref(), view.now + ttl);
-    (writes, (verdict, stored.map(|held| held.result.into())))
+    (writes, (verdict, result))
 }
 
 fn entry_of(view: &View<'_>) -> Option<Entry> {
@@ -597,12 +643,9 @@ pub fn owner() -> String {
 }
 
 /// 32 bytes from the TLS provider's generator: they key hashes of credentials.
-fn fresh_secret() -> [u8; 32] {
+fn fresh_secret() -> Result<[u8; 32], store::Error> {
     let mut secret = [0; 32];
-    let filled = rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut secret);
-    if filled.is_err() {
-        // It fails only where the system has no randomness at all; the process-wide generator was seeded from the same.
-        fastrand::Rng::new().fill(&mut secret);
-    }
-    secret
+    let random = rustls::crypto::aws_lc_rs::default_provider().secure_random;
+    random.fill(&mut secret).map_err(|_| store::Error::Unavailable("the system has no randomness".into()))?;
+    Ok(secret)
 }

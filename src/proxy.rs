@@ -60,6 +60,7 @@ pub struct Sidecar {
     listing: Listing,
     /// When the store was asked for what is known of an upstream's tools.
     recalled: tokio::sync::Mutex<HashMap<String, time::Instant>>,
+    keeping: Places,
     ledger: Arc<Ledger>,
     canceller: Canceller,
     sink: Sink,
@@ -101,6 +102,7 @@ impl Sidecar {
             sessions: Sessions::default(),
             listing: Listing::default(),
             recalled: tokio::sync::Mutex::default(),
+            keeping: Places::default(),
             ledger,
             canceller: Canceller::start(),
             sink,
@@ -119,6 +121,8 @@ impl Sidecar {
     /// are cut.
     pub fn reload(&self, settings: Settings) {
         self.ledger.reload(settings.ledger.clone());
+        let settings = Arc::new(settings);
+        self.settings.store(settings.clone());
         for running in self.registry.all() {
             let Some((upstream, tool)) = running.call.get() else { continue };
             let denied = settings.routes.get(&**upstream).is_some_and(|route| !route.policy.allows(tool));
@@ -126,7 +130,6 @@ impl Sidecar {
                 running.close();
             }
         }
-        self.settings.store(Arc::new(settings));
     }
 
     /// The settings that new exchanges begin with.

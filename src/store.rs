@@ -189,6 +189,16 @@ pub enum Error {
     Refused(&'static str),
 }
 
+impl Error {
+    /// Whether an update that failed so may have been applied, or may be yet.
+    pub fn may_have_been_applied(&self) -> bool {
+        matches!(self, Self::Unavailable(text) if text.ends_with(UNSURE))
+    }
+}
+
+/// How the text of an unavailable store ends where an update may have been applied.
+const UNSURE: &str = "a change may have been applied";
+
 /// A durable map. Dropping a future of it gives up the answer, not always the update.
 pub trait Store: Send + Sync + fmt::Debug {
     /// Reads 1 to [`MAX_NAMES`] records, lets `change` decide, writes what it decided; atomically.

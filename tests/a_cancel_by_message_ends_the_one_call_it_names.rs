@@ -640,8 +640,8 @@ fn a_cancel_that_comes_when_the_response_is_complete_in_the_sidecar_is_too_late(
     ));
     let node = Client::stalled(&sidecar.listen, Some(4096));
     node.send(&call(7));
-    // Once the sidecar has it all it closes the connection.
     upstream.wait_closed(0);
+    upstream.wait_taken();
     assert_eq!(sidecar.client().ask(&cancel(7)).status(), 202);
     node.read_on();
     let events = sse::read(&node.response().body).events;

@@ -184,7 +184,7 @@ pub fn claim(
         _ => {}
     }
     let resume = entry.resume.clone().filter(|resume| resume.principal == attempt.principal);
-    let counted = if attempt.leg { entry.attempts.max(1) } else { entry.attempts + 1 };
+    let counted = if attempt.leg { entry.attempts.max(1) } else { entry.attempts.saturating_add(1) };
     let number = attempt.number.unwrap_or(counted);
     let go = Go {
         attempt: number,

@@ -82,6 +82,11 @@ impl Results {
         }
     }
 
+    /// Forgets the result under a name.
+    pub fn forget(&self, name: &str) {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
     /// The result under a name, if it is still held.
     pub fn get(&self, name: &str) -> Option<Held> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);

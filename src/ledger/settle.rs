@@ -77,7 +77,7 @@ async fn end(ledger: &Ledger, finish: &Finish) {
     let began = Instant::now();
     let mut failed = false;
     loop {
-        match ledger.finish(finish).await {
+        match ledger.finish(finish, true).await {
             Ok(()) => {
                 if failed {
                     tracing::info!("the end of a call is stored now");

@@ -55,6 +55,9 @@ impl Sidecar {
         asked: Asked,
         outgoing: Outgoing,
     ) -> Response<Body> {
+        if let Some(claim) = &mut turn.exchange.claim {
+            claim.ends(State::Unknown);
+        }
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
         let peer = turn.peer.clone();
         let sent = race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await;

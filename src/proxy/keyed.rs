@@ -1,10 +1,6 @@
 //! A single `tools/call` as contract sections 5 to 7 see it: its identity, its key, its claim, and what goes into its
 //! `_meta`.
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response};
-use tokio::time::Instant;
-
 use super::{
     LegacyDisconnect, Route, Sidecar, Turn,
     post::{Asked, KEY},
@@ -27,6 +23,8 @@ use crate::{
     relay::{Body, clocks},
     store,
 };
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response};
 
 /// The key, as answered to the node.
 const KEY_HEADER: HeaderName = HeaderName::from_static("oz0-idempotency-key");
@@ -84,21 +82,25 @@ impl Sidecar {
             Ok(identity) => identity,
             Err(error) => return Err(invalid(turn, message, &error.to_string())),
         };
-        let known = self.known(&turn.route, tool).await;
+        let named = key::is_named(&identity, own.as_deref(), &turn.parts.headers);
+        let known = match self.known(&turn.route, tool, named).await {
+            Ok(known) => known,
+            Err(error) => return Err(self.away(turn, asked, &error)),
+        };
         note(&mut turn, &identity, &known);
-        if !turn.route.policy.allows(tool) {
-            let failure = Failure::not_sent(Reason::Policy, "the tool is denied by the sidecar's policy");
-            return Err(self.failed(turn.exchange, asked, &failure).into());
-        }
         if let Some(limit) = identity.time_limit {
             let left = clocks::time_limit(limit, identity.elapsed).min(turn.route.max_timeout);
             if left.is_zero() {
                 let failure = Failure::not_sent(Reason::MaxTimeout, "the tool's time limit has passed");
                 return Err(self.failed(turn.exchange, asked, &failure).into());
             }
-            asked.clocks = clocks::Clocks::new(Instant::now(), asked.idle, Some(left));
+            let began = turn.exchange.account.opened();
+            asked.clocks = clocks::Clocks::new(began, asked.idle, Some(left));
+            if let Some(request) = &mut turn.exchange.request {
+                request.until = began + left;
+            }
         }
-        if !key::is_named(&identity, own.as_deref(), &turn.parts.headers) {
+        if !named {
             return Ok((turn, Going::default()));
         }
         let digest = match digest(message, body).await {
@@ -213,13 +215,14 @@ impl Sidecar {
     }
 
     /// What is known of a tool. One that is not known here may be known to another sidecar on the same store.
-    async fn known(&self, route: &Route, tool: &str) -> Known {
+    /// For a call without a key it decides nothing, and the store is not asked.
+    async fn known(&self, route: &Route, tool: &str, named: bool) -> Result<Known, store::Error> {
         let known = self.listing.known(&route.name, &route.listing, tool);
-        if known.listed {
-            return known;
+        if known.listed || !named {
+            return Ok(known);
         }
-        self.recall(&route.name).await;
-        self.listing.known(&route.name, &route.listing, tool)
+        self.recall(&route.name).await?;
+        Ok(self.listing.known(&route.name, &route.listing, tool))
     }
 
     /// The state store is away: nothing is sent whose key could not be claimed.

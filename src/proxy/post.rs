@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use tokio::time::{self, Duration, Instant};
 
 use super::{
-    LegacyDisconnect, Sidecar, Turn, admit,
+    LegacyDisconnect, Route, Sidecar, Turn, admit,
     forward::{Outgoing, TRACEPARENT},
     keyed::{Going, OWN_CALL},
     refuse,
@@ -96,6 +96,10 @@ impl Sidecar {
             let refusal = Refusal { id: message.id.clone(), ..admit::from_headers(refusal) };
             return refuse(turn.exchange, &refusal, None);
         }
+        if let Some(denied) = denied(&turn.route, &message) {
+            let asked = asked(&turn, &message, scope);
+            return self.failed(turn.exchange, &asked, &denied);
+        }
         for answered in message.batch.iter().chain([&message]).filter(|one| one.kind == Kind::Response) {
             if let Some(id) = &answered.id {
                 self.registry.node_answers(&scope, id);
@@ -178,9 +182,13 @@ impl Sidecar {
         let parent = trace(&mut turn, meta);
         let mut outgoing = self.outgoing(&turn, body.clone(), true);
         self.enter(&mut turn, message, &mut asked, &outgoing);
-        if let Some(denied) = denied(&turn, message) {
+        // A reload that came before this was entered did not see it.
+        let current = self.settings.load();
+        let now = current.routes.get(&turn.route.name).filter(|_| !Arc::ptr_eq(&current, &turn.settings));
+        if let Some(denied) = now.and_then(|route| denied(route, message)) {
             return self.failed(turn.exchange, &asked, &denied);
         }
+        drop(current);
         if !asked.call || !asked.known {
             return self.forward(turn, asked, outgoing).await;
         }
@@ -451,12 +459,12 @@ fn sf_string(text: &str) -> Option<HeaderValue> {
     })?
 }
 
-/// A batch with a denied tool is refused whole.
-fn denied(turn: &Turn, message: &Message) -> Option<Failure> {
-    let tools = message.batch.iter().filter(|one| one.is_call()).filter_map(|one| one.params.name.as_deref());
-    let denied = tools.into_iter().any(|tool| !turn.route.policy.allows(tool));
-    denied
-        .then(|| Failure::not_sent(Reason::Policy, "the batch holds a tool that the sidecar's policy denies"))
+/// A call of a tool that the policy denies, in whatever form: a request, a notification, an id that is none, an unknown
+/// revision. A batch with one is refused whole.
+fn denied(route: &Route, message: &Message) -> Option<Failure> {
+    let mut calls = message.batch.iter().chain([message]).filter(|one| one.is(CALL));
+    let denied = calls.any(|one| !route.policy.allows(one.params.name.as_deref().unwrap_or_default()));
+    denied.then(|| Failure::not_sent(Reason::Policy, "the tool is denied by the sidecar's policy"))
 }
 
 /// The trace of an exchange: from the node's header, else from `_meta`, else made; the header goes upstream (W3C Trace

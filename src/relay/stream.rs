@@ -425,6 +425,7 @@ impl Pump {
         if !closed {
             return false;
         }
+        self.release();
         self.upstream = None;
         let mut state = self.shared.lock();
         match by.and_then(exchange::told).or_else(|| exchange::lease_lost(&running)) {
@@ -470,13 +471,18 @@ impl Pump {
         cx.waker().wake_by_ref();
     }
 
+    /// A response that still waits goes out now: whoever was to store its end does so without it.
+    fn release(&mut self) {
+        if let Some(Settling { event, class, .. }) = self.settling.take() {
+            self.shared.lock().push(event, class, Instant::now());
+        }
+    }
+
     /// Ready when no response waits for its end to be stored; one that did goes out.
     fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(settling) = &mut self.settling else { return Poll::Ready(()) };
         ready!(settling.work.as_mut().poll(cx));
-        if let Some(Settling { event, class, .. }) = self.settling.take() {
-            self.shared.lock().push(event, class, Instant::now());
-        }
+        self.release();
         Poll::Ready(())
     }
 
@@ -635,6 +641,7 @@ impl Pump {
     }
 
     fn end(&mut self) {
+        self.release();
         self.upstream = None;
         let mut state = self.shared.lock();
         state.exchange.upstream_ended = true;

@@ -173,6 +173,29 @@ impl Upstream {
             .wait(&what, show, |seen| seen.connections.get(number).filter(|c| c.closed.is_some()).cloned())
     }
 
+    /// Returns when every byte that was written here has been read by the other side, as the kernel counts it: nothing but
+    /// a look at its table tells.
+    pub fn wait_taken(&self) {
+        let port: u16 = self.address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
+        let port = format!(":{port:04X}");
+        let queued = || -> usize {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+            let sockets = table.lines().filter_map(|line| {
+                let columns: Vec<&str> = line.split_whitespace().collect();
+                let (sent, received) = columns.get(4)?.split_once(':')?;
+                let ours = columns.get(1)?.ends_with(&port).then_some(sent);
+                let theirs = columns.get(2)?.ends_with(&port).then_some(received);
+                usize::from_str_radix(ours.or(theirs)?, 16).ok()
+            });
+            sockets.sum()
+        };
+        let began = Instant::now();
+        while queued() > 0 {
+            assert!(began.elapsed() < super::BOUND, "{} bytes are not taken", queued());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Every connection so far.
     pub fn connections(&self) -> Vec<Connection> {
         self.seen.lock().connections.clone()
