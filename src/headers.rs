@@ -6,7 +6,10 @@
 mod access;
 mod mirrored;
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{self, Entry},
+};
 
 pub use access::{host_allowed, origin_allowed};
 pub use mirrored::{Refusal, check_head, check_mirrored, decode_sentinel};
@@ -45,6 +48,15 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let lines = headers.get_all(header::CONNECTION).iter();
     lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii)
+}
+
+/// Marks what must never be shown, whoever prints a request: credentials, cookies and the session id.
+pub fn mark_sensitive(headers: &mut HeaderMap) {
+    for name in [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, SESSION_ID] {
+        if let Entry::Occupied(mut values) = headers.entry(name) {
+            values.iter_mut().for_each(|value| value.set_sensitive(true));
+        }
+    }
 }
 
 /// Removes what belongs to one hop only, in place, in either direction: `Connection` and every field it names, `Keep-Alive`,

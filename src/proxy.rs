@@ -177,6 +177,7 @@ impl Sidecar {
         let settings = self.settings.load_full();
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>().unwrap_or_else(|| Peer::detached("unknown", "unknown"));
+        headers::mark_sensitive(&mut parts.headers);
         let request_id = request_id(&mut parts.headers);
         let exchange = self.open(&parts, &peer, &request_id);
         let mut response = match self.admit(&settings, &parts) {

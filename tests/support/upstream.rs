@@ -192,7 +192,7 @@ impl Upstream {
         let began = Instant::now();
         while queued() > 0 {
             assert!(began.elapsed() < super::BOUND, "{} bytes are not taken", queued());
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
     }
 
