@@ -122,14 +122,25 @@ impl Sidecar {
     /// are cut.
     pub fn reload(&self, settings: Settings) {
         self.ledger.reload(settings.ledger.clone());
+        let settings = Arc::new(settings);
+        // First, so that whoever is not yet among what runs is asked by what holds now: see `allows`.
+        self.settings.store(settings.clone());
         for running in self.registry.all() {
-            let Some((upstream, tool)) = running.call.get() else { continue };
-            let denied = settings.routes.get(&**upstream).is_some_and(|route| !route.policy.allows(tool));
+            let Some((upstream, tools)) = running.calls.get() else { continue };
+            let Some(route) = settings.routes.get(&**upstream) else { continue };
+            let denied = tools.iter().any(|tool| !route.policy.allows(tool));
             if denied && running.cancel(CancelledBy::Policy) {
                 running.close();
             }
         }
-        self.settings.store(Arc::new(settings));
+    }
+
+    /// Whether the policy that holds now lets the tool be called. Asked once the call is among what runs: then a reload
+    /// either finds it there, or is known here.
+    fn allows(&self, route: &Route, tool: &str) -> bool {
+        let now = self.settings.load();
+        let policy = now.routes.get(&route.name).map_or(&route.policy, |route| &route.policy);
+        policy.allows(tool)
     }
 
     /// The settings that new exchanges begin with.

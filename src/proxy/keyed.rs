@@ -86,7 +86,7 @@ impl Sidecar {
         };
         let known = self.known(&turn.route, tool).await;
         note(&mut turn, &identity, &known);
-        if !turn.route.policy.allows(tool) {
+        if !self.allows(&turn.route, tool) {
             let failure = Failure::not_sent(Reason::Policy, "the tool is denied by the sidecar's policy");
             return Err(self.failed(turn.exchange, asked, &failure).into());
         }

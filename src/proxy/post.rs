@@ -178,7 +178,7 @@ impl Sidecar {
         let parent = trace(&mut turn, meta);
         let mut outgoing = self.outgoing(&turn, body.clone(), true);
         self.enter(&mut turn, message, &mut asked, &outgoing);
-        if let Some(denied) = denied(&turn, message) {
+        if let Some(denied) = self.denied(&turn, message) {
             return self.failed(turn.exchange, &asked, &denied);
         }
         if !asked.call || !asked.known {
@@ -247,9 +247,11 @@ impl Sidecar {
             () => Sort::Request,
         };
         let entry = self.registry.enter(asked.scope.clone(), message.id.clone(), sort, era);
-        if let Some(tool) = message.params.name.as_ref().filter(|_| asked.call) {
+        let calls = message.batch.iter().chain([message]).filter(|one| one.is_call());
+        let tools: Vec<String> = calls.filter_map(|one| one.params.name.clone()).collect();
+        if !tools.is_empty() {
             // The entry is new.
-            let _ = entry.running.call.set((asked.scope.upstream.clone(), tool.clone()));
+            let _ = entry.running.calls.set((asked.scope.upstream.clone(), tools));
         }
         let meta = match &message.params.meta {
             Meta::Object(meta) => Some(meta),
@@ -285,6 +287,14 @@ impl Sidecar {
         turn.exchange.learns =
             (method == LIST).then(|| Learns { sidecar: self.clone(), upstream: turn.route.name.clone() });
         turn.exchange.entry = Some(entry);
+    }
+
+    /// A batch with a denied tool is refused whole.
+    fn denied(&self, turn: &Turn, message: &Message) -> Option<Failure> {
+        let calls = message.batch.iter().filter(|one| one.is_call());
+        let mut tools = calls.filter_map(|one| one.params.name.as_deref());
+        let denied = "the batch holds a tool that the sidecar's policy denies";
+        tools.any(|tool| !self.allows(&turn.route, tool)).then(|| Failure::not_sent(Reason::Policy, denied))
     }
 
     /// `notifications/cancelled` from the node (contract section 8).
@@ -449,14 +459,6 @@ fn sf_string(text: &str) -> Option<HeaderValue> {
     plain.then(|| {
         HeaderValue::try_from(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))).ok()
     })?
-}
-
-/// A batch with a denied tool is refused whole.
-fn denied(turn: &Turn, message: &Message) -> Option<Failure> {
-    let tools = message.batch.iter().filter(|one| one.is_call()).filter_map(|one| one.params.name.as_deref());
-    let denied = tools.into_iter().any(|tool| !turn.route.policy.allows(tool));
-    denied
-        .then(|| Failure::not_sent(Reason::Policy, "the batch holds a tool that the sidecar's policy denies"))
 }
 
 /// The trace of an exchange: from the node's header, else from `_meta`, else made; the header goes upstream (W3C Trace
