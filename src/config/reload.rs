@@ -1,7 +1,7 @@
 //! Reads the configuration again while the sidecar runs (contract section 2).
 //!
 //! A wrong file is refused whole and the old configuration stays. Upstreams whose connections would be made as before
-//! keep them. `listen`, `admin`, `state` and `[log]` stay as they were at start.
+//! keep them. `listen`, `admin`, `state` and `log.format` stay as they were at start.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -93,13 +93,16 @@ impl Reloader {
         let mut problems = Problems::of(config.file.as_deref());
         config.check_between_keys(&mut problems);
         problems.none()?;
-        let server = config.server_settings()?;
+        let server = config.server_settings_over(&self.current, &self.server.borrow())?;
         let settings = config.proxy_settings_over(&mut self.pools)?;
         self.server.send_replace(Arc::new(server));
         self.current = config;
         self.watch_current();
         for key in restart {
             tracing::warn!(key, "takes effect at a restart");
+        }
+        for stale in self.current.stale_authorities() {
+            tracing::warn!("{stale}");
         }
         Ok(settings)
     }
@@ -131,11 +134,11 @@ impl Config {
         keep("listen", self.listen != old.listen);
         keep("admin", self.admin != old.admin);
         keep("state", self.state != old.state);
-        keep("log", self.log != old.log);
+        keep("log.format", self.log.text != old.log.text);
         self.listen.clone_from(&old.listen);
         self.admin.clone_from(&old.admin);
         self.state.clone_from(&old.state);
-        self.log.clone_from(&old.log);
+        self.log.text = old.log.text;
         changed
     }
 }

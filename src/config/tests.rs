@@ -158,7 +158,7 @@ fn every_key_of_the_contract_is_taken_and_relative_paths_are_the_files() {
     assert_eq!(config.log.access.as_deref(), Some(Path::new("/etc/sidecar/logs/access.log")));
     assert_eq!([config.limits.event, config.connections.connections], [500_000, 10]);
     assert!(config.auth.bearer.as_ref().is_some_and(|bearer| bearer.matches(b"secret of TOKEN")));
-    let tls = Tls { cert: "/etc/sidecar/server.pem".into(), key: "/abs/server.key".into() };
+    let tls = Tls::new("/etc/sidecar/server.pem".into(), "/abs/server.key".into());
     assert_eq!(config.tls, Some(tls));
     let upstream = &config.upstreams["github"];
     assert_eq!(upstream.connection.url.to_string(), "https://api.example.com/mcp?x=1");
@@ -421,6 +421,18 @@ fn wrong_flags_are_problems_that_name_the_flag() {
         assert!(shown.lines().any(|line| line.starts_with(flag)), "{flag} is not in {shown}");
     }
     assert!(!shown.contains("pw"));
+}
+
+#[test]
+fn no_flag_takes_a_secret() {
+    let flags = Flags {
+        state: Some("redis://:pw1@localhost/0".into()),
+        upstream: vec!["a=https://user:pw2@localhost/ b=https://pw3@localhost/".into()],
+        ..Flags::default()
+    };
+    let shown = with_flags("", &flags).expect_err("refused").to_string();
+    assert_eq!(shown.matches("is not taken from the command line").count(), 3, "{shown}");
+    assert!(!shown.contains("pw"), "{shown}");
 }
 
 #[test]
