@@ -9,6 +9,7 @@ mod answer;
 mod forward;
 mod keyed;
 mod learn;
+mod listen;
 mod post;
 mod read;
 mod settings;
@@ -34,6 +35,7 @@ use hyper::body::Incoming;
 use tokio::time;
 
 use self::read::Joined;
+pub use listen::Asking;
 pub use settings::{Auth, Credential, LegacyDisconnect, Limits, Route, RouteState, Settings};
 
 use crate::{
