@@ -189,6 +189,16 @@ pub enum Error {
     Refused(&'static str),
 }
 
+impl Error {
+    /// Whether the update may have been applied all the same, or may be yet.
+    pub fn may_be_applied(&self) -> bool {
+        matches!(self, Self::Unavailable(text) if text.ends_with(MAY_BE_APPLIED))
+    }
+}
+
+/// How the text of an [`Error::Unavailable`] ends where an update may have been applied.
+const MAY_BE_APPLIED: &str = "a change may have been applied";
+
 /// A durable map. Dropping a future of it gives up the answer, not always the update.
 pub trait Store: Send + Sync + fmt::Debug {
     /// Reads 1 to [`MAX_NAMES`] records, lets `change` decide, writes what it decided; atomically.

@@ -106,7 +106,11 @@ fn a_listing_of_either_era_and_form_is_learnt() {
             let asked = if legacy { Post::legacy(body) } else { list_post("{}") };
             let client = sidecar.client();
             client.send(&asked);
-            if event_stream { client.events(1).len() } else { client.response().body.len() };
+            if event_stream {
+                client.events(1).len()
+            } else {
+                client.response().body.len()
+            };
             let call = if legacy { Call::of("charge").legacy() } else { Call::of("charge") };
             let line = line_of(&sidecar, &call);
             assert_eq!(line["retry_class"], "conditional", "legacy: {legacy}, event stream: {event_stream}");
@@ -324,7 +328,7 @@ fn a_second_attempt_or_a_replay_of_a_changed_tool_is_refused() {
     let said = |attempt: u64| {
         Call::of("charge").said(json!({ "job": "job", "activity": "other", "attempt": attempt }))
     };
-    let unnamed = Call::of("charge").said(json!({ "activity": "no job", "attempt": 2 }));
+    let unnamed = Call::of("charge").said(json!({ "activity": "no-job", "attempt": 2 }));
     let with_header = Call::of("charge").field("Idempotency-Key", "\"x\"").field("Oz0-Attempt", "2");
     let with_header = with_header.field("Oz0-Activity", "y");
     for call in [&lost, &committed, &reading, &said(2), &unnamed, &with_header] {

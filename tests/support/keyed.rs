@@ -212,9 +212,9 @@ impl Call {
 
     pub fn post(&self) -> Post {
         let post = match self.legacy {
-            true => Post::new(self.body())
-                .field("MCP-Protocol-Version", LEGACY)
-                .field("Mcp-Session-Id", "sess-A"),
+            true => {
+                Post::new(self.body()).field("MCP-Protocol-Version", LEGACY).field("Mcp-Session-Id", "sess-A")
+            }
             false => Post::modern("tools/call", Some(&self.tool), self.body()),
         };
         self.fields.iter().fold(post, |post, (name, value)| post.field(name, value))
@@ -227,8 +227,7 @@ impl Call {
 }
 
 fn object(members: &[(String, String)]) -> String {
-    let members: Vec<String> =
-        members.iter().map(|(key, value)| format!("{}:{value}", json!(key))).collect();
+    let members: Vec<String> = members.iter().map(|(key, value)| format!("{}:{value}", json!(key))).collect();
     format!("{{{}}}", members.join(","))
 }
 
@@ -268,7 +267,11 @@ pub fn assert_busy(response: &Response) {
     let message = message(response);
     assert_eq!(response.status(), 200, "{message}");
     let result = &message["result"];
-    assert_eq!((&result["isError"], &result["_meta"]["oz0/retryable"]), (&json!(true), &json!(true)), "{message}");
+    assert_eq!(
+        (&result["isError"], &result["_meta"]["oz0/retryable"]),
+        (&json!(true), &json!(true)),
+        "{message}"
+    );
     assert_eq!(result["_meta"]["oz0/retry_after"], 1, "{message}");
     assert_eq!(response.head.field("retry-after"), Some("1"));
     assert_eq!(response.head.field("oz0-upstream-status"), None, "the upstream has said nothing");
