@@ -14,7 +14,7 @@ use crate::{
     cancel::Notice,
     error::{Effect, Failure, Progress, Reason},
     inflight::{Entry, Running, Scope},
-    ledger::{Claim, Ledger, entry},
+    ledger::{Claim, Ledger, Waiting, entry},
     limits::{Held, Permit},
     message::{
         Era, Id,
@@ -201,7 +201,14 @@ impl Exchange {
     pub fn park(&mut self) {
         let Some((request, entry)) = self.request.as_ref().zip(self.entry.as_ref()) else { return };
         if let (Some(claim), Some(id)) = (self.claim.take(), request.id.clone()) {
-            claim.park(entry.scope().clone(), id, request.until);
+            let ledger = claim.ledger();
+            let waiting = Waiting {
+                claim,
+                until: request.until,
+                token: request.added_token.clone().or_else(|| request.progress_token.clone()),
+                resumable: request.resumable,
+            };
+            ledger.park(entry.scope().clone(), id, waiting);
         }
     }
 
@@ -266,8 +273,12 @@ impl Drop for Exchange {
 }
 
 /// How a response ends a claim: the state, the result that commits, and the longest that it may be held (a task handle's own
-/// time).
-pub fn settlement(data: &Bytes, response: &Response) -> (entry::State, Option<Bytes>, Option<Duration>) {
+/// time). `task`: a legacy call with `params.task`, whose result is a handle.
+pub fn settlement(
+    data: &Bytes,
+    response: &Response,
+    task: bool,
+) -> (entry::State, Option<Bytes>, Option<Duration>) {
     let Some(result) = response.result.clone().filter(|_| !response.is_error) else {
         return (entry::State::Failed, None, None);
     };
@@ -275,21 +286,29 @@ pub fn settlement(data: &Bytes, response: &Response) -> (entry::State, Option<By
         Some("input_required") => (entry::State::Waiting, None, None),
         kind => {
             let result = data.slice(result);
-            let ttl = (kind == Some("task")).then(|| task_ttl(&result)).flatten();
+            let handle = kind == Some("task") || kind.is_none() && task;
+            let ttl = handle.then(|| task_ttl(&result)).flatten();
             (entry::State::Done, Some(result), ttl)
         }
     }
 }
 
-/// A task's own time, from its creation (SEP-2663); none: without end.
+/// A task's own time in milliseconds, from its creation: `ttlMs` (SEP-2663), in legacy `task.ttl` (MCP 2025-11-25, Tasks §
+/// Data Types); none: without end.
 fn task_ttl(result: &[u8]) -> Option<Duration> {
     #[derive(serde::Deserialize)]
-    struct Task {
+    struct Handle {
         #[serde(rename = "ttlMs")]
         ttl_ms: Option<f64>,
+        task: Option<Task>,
     }
-    let task: Task = serde_json::from_slice(result).ok()?;
-    Duration::try_from_secs_f64(task.ttl_ms? / 1000.0).ok()
+    #[derive(serde::Deserialize)]
+    struct Task {
+        ttl: Option<f64>,
+    }
+    let handle: Handle = serde_json::from_slice(result).ok()?;
+    let millis = handle.ttl_ms.or_else(|| handle.task?.ttl)?;
+    Duration::try_from_secs_f64(millis / 1000.0).ok()
 }
 
 /// What the node is told of a cancel that is not its own; nothing of one that is.

@@ -11,6 +11,7 @@
 //! The claim is not atomic with the upstream's effect: who closes that gap is said by the retry class.
 
 pub mod entry;
+mod parked;
 pub mod results;
 mod settle;
 
@@ -36,6 +37,7 @@ use tokio::{
     time::{self, Instant},
 };
 
+pub use self::parked::Waiting;
 use self::{
     entry::{Attempt, Entry, Go, Reached, Report, State, Verdict},
     results::{Held, Results},
@@ -44,8 +46,9 @@ use self::{
 use crate::{
     call::key::{Derivation, First, hex},
     inflight::{Running, Scope},
-    message::{Era, Id},
-    store::{self, Name, Store, Table, View, Write, update_with},
+    listing,
+    message::{Era, Id, answer::Progress},
+    store::{self, BoxFuture, MAX_VALUE, Name, Store, Table, View, Write, update_with},
 };
 
 /// How long a claim stands without renewal: a sidecar that died blocks its keys for no longer.
@@ -62,8 +65,6 @@ const COMMIT: Duration = Duration::from_secs(1);
 const LAST_SETTLES: Duration = Duration::from_secs(2);
 /// Progress of a running attempt is stored at most this often.
 const REPORT: Duration = Duration::from_millis(250);
-/// Legacy calls whose stream ended with event ids, that wait for a resuming `GET`; the oldest are let go.
-const PARKED: usize = 10_000;
 
 /// Where committed results wait for a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +101,7 @@ pub struct Ledger {
     secret: OnceCell<Secret>,
     settling: mpsc::Sender<Settle>,
     leases: Mutex<HashMap<String, Lease>>,
-    parked: Mutex<HashMap<(Scope, Id), Parked>>,
+    parked: Mutex<parked::Parked>,
     away: AtomicBool,
 }
 
@@ -121,12 +122,6 @@ struct Lease {
     name: Name,
     until: Instant,
     running: Option<Arc<Running>>,
-}
-
-#[derive(Debug)]
-struct Parked {
-    claim: Claim,
-    until: Instant,
 }
 
 /// What became of an attempt that asked to run.
@@ -170,6 +165,7 @@ impl Ledger {
         });
         tokio::spawn(settle::run(Arc::downgrade(&ledger), settles));
         tokio::spawn(settle::renew(Arc::downgrade(&ledger)));
+        tokio::spawn(settle::watch(Arc::downgrade(&ledger)));
         ledger
     }
 
@@ -178,18 +174,19 @@ impl Ledger {
         self.settings.store(Arc::new(settings));
     }
 
-    /// Every record of a table whose key begins with `prefix`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::scan`].
-    pub async fn scan(&self, table: Table, prefix: String) -> Result<store::Records, store::Error> {
-        self.watch(self.store.scan(table, prefix).await)
-    }
-
     /// The store behind it.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// What the store holds of an upstream's tools.
+    ///
+    /// # Errors
+    ///
+    /// The store is away.
+    pub async fn tools(&self, upstream: &str) -> Result<Vec<listing::Record>, store::Error> {
+        let held = self.watch(self.store.scan(Table::Tools, listing::key_prefix(upstream)).await)?;
+        Ok(held.into_iter().map(|(key, value)| listing::Record { key, value }).collect())
     }
 
     /// What must be the same for all that share the store: made once, by whoever comes first.
@@ -242,10 +239,31 @@ impl Ledger {
         Ok(format!("{TOKEN_PREFIX}{tag}/{:032x}", fastrand::u128(..)))
     }
 
-    /// Whether a progress token is one that a sidecar on this store added.
+    /// Whether a progress token is one that a sidecar on this store added. While the store's tag is not known any token of
+    /// that form counts as one: better one too many is kept back than one shown to a node that did not offer it.
     pub fn is_own_token(&self, token: &Id) -> bool {
-        let Some(secret) = self.secret.get() else { return false };
-        token.has_prefix(&format!("{TOKEN_PREFIX}{}/", secret.tag))
+        match self.secret.get() {
+            Some(secret) => token.has_prefix(&format!("{TOKEN_PREFIX}{}/", secret.tag)),
+            None => token.has_prefix(TOKEN_PREFIX),
+        }
+    }
+
+    /// Reads what has to be known before a stream of a process before this one is relayed. A store that is away is not
+    /// waited for.
+    pub async fn prepare(&self) {
+        if self.secret.get().is_none() && !self.is_away() {
+            // Said where a call needs it.
+            let _ = self.watch(self.secret().await);
+        }
+    }
+
+    /// Whether the store answers.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    pub async fn ping(&self) -> Result<(), store::Error> {
+        self.watch(self.store.ping().await)
     }
 
     /// The key of a call, as its derivation says; what must be fixed or counted is, in one atomic step.
@@ -290,62 +308,39 @@ impl Ledger {
             names.push(Name::new(Table::Results, name.key.clone()));
         }
         let ttl = millis(settings.keys_ttl);
-        let (asked, ledger) = (attempt.clone(), self.clone());
-        let key = name.key.clone();
+        let (ledger, key) = (self.clone(), name.key.clone());
         let in_memory = settings.results == Keep::Memory;
-        // It stands from before the store is asked: should this be dropped, or the answer be lost, its end is written.
-        let mut claim = Box::new(self.enter(name, attempt, running));
+        // From here on the store may hold the claim, even if nobody waits for its answer any more.
+        let mut claim = Claim::asked(self.clone(), name, &attempt);
         let decided = update_with(&*self.store, names, move |view: &View<'_>| {
             // Looked up in the same step: a result is held before its key says that it is done.
             let held = in_memory.then(|| ledger.results.get(&key)).flatten();
-            let held = held.filter(|held| held.is_for(&asked.principal, asked.era));
-            decide(view, &asked, held.map(|held| held.result), ttl)
+            let held = held.filter(|held| held.is_for(&attempt.principal, attempt.era));
+            decide(view, &attempt, held.map(|held| held.result), ttl)
         })
         .await;
         let (verdict, result) = match self.watch(decided) {
             Ok(decided) => decided,
             Err(error) => {
-                claim.settled = !error.may_have_been_applied();
+                claim.settled = !error.may_be_applied();
                 return Err(error);
             }
         };
-        if let Verdict::Run(go) = verdict {
-            return Ok(Claimed::Run(claim, go));
-        }
         claim.settled = true;
-        self.unlease(&claim.owner);
         Ok(match (verdict, result) {
+            (Verdict::Run(go), _) => {
+                claim.runs(running);
+                Claimed::Run(Box::new(claim), go)
+            }
             (Verdict::Replay, Some(result)) => Claimed::Replay(result),
             (Verdict::Replay, None) => Claimed::Refused(Verdict::Busy),
             (refused, _) => Claimed::Refused(refused),
         })
     }
 
-    fn enter(self: &Arc<Self>, name: Name, attempt: Attempt, running: Option<Arc<Running>>) -> Claim {
-        let lease = Lease { name: name.clone(), until: Instant::now() + LEASE, running };
-        self.leases().insert(attempt.owner.clone(), lease);
-        Claim {
-            ledger: self.clone(),
-            name,
-            owner: attempt.owner,
-            principal: attempt.principal,
-            era: attempt.era,
-            report: Report::default(),
-            stored: None,
-            ends: State::NotSent,
-            finishing: None,
-            settled: false,
-        }
-    }
-
     /// Whether the store answers; what the log says when that changes.
     fn watch<T>(&self, result: Result<T, store::Error>) -> Result<T, store::Error> {
-        let away = match &result {
-            Ok(_) => false,
-            Err(store::Error::Unavailable(_)) => true,
-            // It answers: what it says is about this one step.
-            Err(_) => return result,
-        };
+        let away = result.as_ref().is_err_and(|error| !matches!(error, store::Error::Refused(_)));
         if self.away.swap(away, Ordering::Relaxed) != away {
             match &result {
                 Err(error) => tracing::error!(%error, "the state store is away: calls that need it are busy"),
@@ -355,31 +350,39 @@ impl Ledger {
         result
     }
 
+    /// The store did not answer when it was last asked.
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
+    }
+
     /// Keeps a legacy call's claim after its stream ended with event ids: its response may still come on a `GET` of that
     /// session.
-    pub fn park(&self, scope: Scope, id: Id, claim: Claim, until: Instant) {
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        if parked.len() >= PARKED {
-            let oldest = parked.iter().min_by_key(|(_, one)| one.until).map(|(name, _)| name.clone());
-            if let Some(oldest) = oldest {
-                parked.remove(&oldest);
-            }
-        }
-        parked.insert((scope, id), Parked { claim, until });
+    pub fn park(&self, scope: Scope, id: Id, call: Waiting) {
+        let let_go = self.parked().put(scope, id, call);
+        // Dropping a claim settles it.
+        drop(let_go);
     }
 
     /// The claim of a parked call: its response came, or it was cancelled.
     pub fn unpark(&self, scope: &Scope, id: &Id) -> Option<Claim> {
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        if parked.is_empty() {
-            return None;
+        self.parked().take(scope, id).map(|waiting| waiting.claim)
+    }
+
+    /// Progress of a parked call, on a `GET` of its session.
+    pub fn parked_progress(&self, scope: &Scope, token: &Id, progress: &Progress) {
+        if let (Some(waiting), Some(value)) = (self.parked().by_token(scope, token), progress.progress) {
+            let token = progress.resume.as_deref().filter(|_| waiting.resumable);
+            waiting.claim.progress(value, progress.total, token);
         }
-        parked.remove(&(scope.clone(), id.clone())).map(|parked| parked.claim)
+    }
+
+    fn parked(&self) -> std::sync::MutexGuard<'_, parked::Parked> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Settles what is still open, for at most [`LAST_SETTLES`]: calls that wait for a resuming `GET` have an unknown end.
     pub async fn close(&self) {
-        let parked = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        let parked = std::mem::take(&mut *self.parked());
         drop(parked);
         let settled = async {
             while !self.leases().is_empty() {
@@ -410,7 +413,9 @@ impl Ledger {
         let stored = result.filter(|_| settings.results == Keep::Store).and_then(|held| {
             let modern = held.era == Era::Modern;
             let result = String::from_utf8(held.result.to_vec()).ok()?;
-            serde_json::to_vec(&Stored { principal: held.principal.clone(), modern, result }).ok()
+            let stored = Stored { principal: held.principal.clone(), modern, result };
+            // What the store would refuse must not keep the mark from being written.
+            serde_json::to_vec(&stored).ok().filter(|stored| stored.len() <= MAX_VALUE)
         });
         if stored.is_some() {
             names.push(Name::new(Table::Results, end.name.key.clone()));
@@ -456,6 +461,7 @@ pub struct Claim {
     owner: String,
     principal: String,
     era: Era,
+    task: bool,
     report: Report,
     stored: Option<Instant>,
     ends: State,
@@ -477,6 +483,30 @@ struct Finish {
 }
 
 impl Claim {
+    /// A claim that the store is being asked for: if it is dropped now, nothing was sent.
+    fn asked(ledger: Arc<Ledger>, name: Name, attempt: &Attempt) -> Self {
+        Self {
+            ledger,
+            name,
+            owner: attempt.owner.clone(),
+            principal: attempt.principal.clone(),
+            era: attempt.era,
+            task: attempt.task,
+            report: Report::default(),
+            stored: None,
+            ends: State::NotSent,
+            finishing: None,
+            settled: false,
+        }
+    }
+
+    /// The store has granted it.
+    fn runs(&mut self, running: Option<Arc<Running>>) {
+        let lease = Lease { name: self.name.clone(), until: Instant::now() + LEASE, running };
+        self.ledger.leases().insert(self.owner.clone(), lease);
+        (self.ends, self.settled) = (State::Unknown, false);
+    }
+
     /// Takes one progress notification; stores it now and then.
     pub fn progress(&mut self, progress: f64, total: Option<f64>, token: Option<&str>) {
         self.report.take(Reached { progress, total }, token, &self.principal);
@@ -491,10 +521,14 @@ impl Claim {
         }
     }
 
-    /// Waits for the call's response on a `GET` of its session, at the longest until its clock runs out.
-    pub fn park(self, scope: Scope, id: Id, until: Instant) {
-        let ledger = self.ledger.clone();
-        ledger.park(scope, id, self, until);
+    /// It is a legacy call with `params.task`: its result is a handle.
+    pub fn is_task(&self) -> bool {
+        self.task
+    }
+
+    /// The ledger that it is of.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.ledger.clone()
     }
 
     /// How the attempt stands if it is dropped now.
@@ -502,12 +536,28 @@ impl Claim {
         self.ends = state;
     }
 
-    /// The attempt has its answer. Returns when that is written, or after a moment, in which case it is written later: the
-    /// answer goes out in any case. `result`: the bytes of a result that commits.
-    pub async fn finish(mut self, state: State, result: Option<Bytes>, ttl: Option<Duration>) {
+    /// The attempt has its answer. Ready when that is written, or after a moment, in which case it is written later: the
+    /// answer goes out in any case. It counts from the call of this, polled or not. `result`: the bytes of a result that
+    /// commits.
+    pub fn finish(
+        mut self,
+        state: State,
+        result: Option<Bytes>,
+        ttl: Option<Duration>,
+    ) -> BoxFuture<'static, ()> {
         let held = result.map(|result| Held { result, principal: self.principal.clone(), era: self.era });
         let finish = self.finishes(state, held, ttl);
         self.finishing = Some(finish.clone());
+        Box::pin(self.write(finish))
+    }
+
+    /// The attempt has ended without a result, as [`Claim::ends`] said; as [`Claim::finish`].
+    pub fn settle(self) -> BoxFuture<'static, ()> {
+        let state = self.ends;
+        self.finish(state, None, None)
+    }
+
+    async fn write(mut self, finish: Finish) {
         let error = match time::timeout(COMMIT, self.ledger.finish(&finish, false)).await {
             Ok(Ok(())) => {
                 self.settled = true;

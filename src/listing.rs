@@ -146,6 +146,8 @@ struct Seen {
     tool: Tool,
     /// When a listing showed it here; `None`: it came from the store.
     learnt: Option<Instant>,
+    /// The store has not taken it yet: the next listing gives it again.
+    owed: bool,
 }
 
 /// The tools of one page of a listing: of the JSON-RPC answer to a `tools/list`; none for any other bytes.
@@ -215,7 +217,7 @@ impl Listing {
         let unclear: Vec<_> = unclear.map(|name| Tool { name, ..Tool::default() }).collect();
         for tool in tools.into_iter().chain(unclear) {
             let room = known.len() < MOST_TOOLS;
-            let seen = Seen { tool: tool.clone(), learnt: Some(Instant::now()) };
+            let seen = Seen { tool: tool.clone(), learnt: Some(Instant::now()), owed: false };
             match known.entry(tool.name.clone()) {
                 Entry::Vacant(place) if room => _ = place.insert(seen),
                 Entry::Vacant(_) => {
@@ -223,10 +225,12 @@ impl Listing {
                     continue;
                 }
                 Entry::Occupied(mut place) => {
-                    if place.insert(seen).tool == tool {
+                    let before = place.insert(seen);
+                    if before.tool != tool {
+                        changed += 1;
+                    } else if !before.owed {
                         continue;
                     }
-                    changed += 1;
                 }
             }
             news.push(tool);
@@ -236,6 +240,18 @@ impl Listing {
             tracing::info!(upstream, tools = changed, "tools have changed in the listing");
         }
         news.iter().map(|tool| tool.record(upstream)).collect()
+    }
+
+    /// The store has not taken what was learnt of these tools: they are given again with the next listing.
+    pub fn not_stored<'a>(&self, keys: impl IntoIterator<Item = &'a str>) {
+        let mut upstreams = self.upstreams.write().unwrap_or_else(PoisonError::into_inner);
+        for key in keys {
+            let seen =
+                key.split_once('\0').and_then(|(upstream, tool)| upstreams.get_mut(upstream)?.get_mut(tool));
+            if let Some(seen) = seen {
+                seen.owed = true;
+            }
+        }
     }
 
     /// What counts for a call of this tool.
@@ -287,7 +303,7 @@ impl Listing {
                 None => room,
             };
             if take {
-                known.insert(tool.name.clone(), Seen { tool, learnt: None });
+                known.insert(tool.name.clone(), Seen { tool, learnt: None, owed: false });
             }
         }
     }

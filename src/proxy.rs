@@ -62,8 +62,7 @@ pub struct Sidecar {
     sessions: Sessions,
     listing: Listing,
     /// When the store was asked for what is known of an upstream's tools.
-    recalled: tokio::sync::Mutex<HashMap<String, time::Instant>>,
-    keeping: Places,
+    recalled: tokio::sync::Mutex<HashMap<String, learn::Recalled>>,
     ledger: Arc<Ledger>,
     canceller: Canceller,
     sink: Sink,
@@ -107,7 +106,6 @@ impl Sidecar {
             sessions: Sessions::default(),
             listing: Listing::default(),
             recalled: tokio::sync::Mutex::default(),
-            keeping: Places::default(),
             ledger,
             canceller: Canceller::start(),
             sink,
@@ -152,6 +150,11 @@ impl Sidecar {
     /// Whether a drain has begun.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether the state store did not answer when it was last asked, a second ago at most.
+    pub fn is_store_away(&self) -> bool {
+        self.ledger.is_away()
     }
 
     /// Begins the drain: streams that no call owns end at once, new calls are busy. Returns when nothing runs any more,

@@ -190,14 +190,14 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether an update that failed so may have been applied, or may be yet.
-    pub fn may_have_been_applied(&self) -> bool {
-        matches!(self, Self::Unavailable(text) if text.ends_with(UNSURE))
+    /// Whether the update may have been applied all the same, or may be yet.
+    pub fn may_be_applied(&self) -> bool {
+        matches!(self, Self::Unavailable(text) if text.ends_with(MAY_BE_APPLIED))
     }
 }
 
-/// How the text of an unavailable store ends where an update may have been applied.
-const UNSURE: &str = "a change may have been applied";
+/// How the text of an [`Error::Unavailable`] ends where an update may have been applied.
+const MAY_BE_APPLIED: &str = "a change may have been applied";
 
 /// A durable map. Dropping a future of it gives up the answer, not always the update.
 pub trait Store: Send + Sync + fmt::Debug {

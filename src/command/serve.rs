@@ -234,7 +234,11 @@ fn announce(config: &Config, listen: &Address, admin: Option<&Address>) {
 /// Serves the admin listener for as long as the process lives.
 fn serve_admin(listener: Listener, config: &Config, metrics: Arc<Metrics>, sidecar: Arc<Sidecar>) -> Admin {
     let auth = sidecar.settings().auth.clone();
-    let ready = move || if sidecar.is_draining() { Err("draining") } else { Ok(()) };
+    let ready = move || match () {
+        () if sidecar.is_draining() => Err("draining"),
+        () if sidecar.is_store_away() => Err("the state store is away"),
+        () => Ok(()),
+    };
     let admin = Admin::new(metrics, Box::new(ready), listener.address().is_loopback());
     admin.allow(&auth);
     let limits = server::Limits { connections: ADMIN_CONNECTIONS, ..config.connections.clone() };

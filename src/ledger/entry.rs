@@ -44,6 +44,10 @@ pub struct Entry {
     /// Until when the running attempt may go on without renewal.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lease: u64,
+    /// A result was committed by an earlier attempt than the last one: a call that is done stays so, however it goes when it is
+    /// sent again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub committed: bool,
     /// The last progress of any attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Reached>,
@@ -105,6 +109,8 @@ pub struct Attempt {
     pub number: Option<u64>,
     /// It goes on with an MRTR exchange: no new attempt.
     pub leg: bool,
+    /// It is a legacy call with `params.task`: its result is a task's handle.
+    pub task: bool,
     /// How long it may run without renewal, milliseconds.
     pub lease: u64,
 }
@@ -153,7 +159,10 @@ pub fn claim(
     room: bool,
     held: bool,
 ) -> (Verdict, Option<Entry>) {
-    if attempt.changed && (entry.is_some() || attempt.number.is_some_and(|number| number >= 2)) {
+    // A leg of the first attempt is no second one.
+    let goes_on = |entry: &Entry| attempt.leg && entry.state == State::Waiting && entry.attempts <= 1;
+    let again = entry.is_some_and(|entry| !goes_on(entry));
+    if attempt.changed && (again || attempt.number.is_some_and(|number| number >= 2)) {
         return (Verdict::Changed, None);
     }
     let Some(entry) = entry else {
@@ -198,6 +207,7 @@ pub fn claim(
         attempts: number.max(entry.attempts),
         owner: attempt.owner.clone(),
         lease: now + attempt.lease,
+        committed: entry.committed || state == State::Done,
         ..entry.clone()
     };
     (Verdict::Run(go), Some(next))
@@ -212,6 +222,7 @@ impl Attempt {
             attempts: number,
             owner: self.owner.clone(),
             lease: now + self.lease,
+            committed: false,
             progress: None,
             resume: None,
             invalid_token: false,
@@ -222,7 +233,12 @@ impl Attempt {
 impl Entry {
     /// The state as it stands now: a running attempt whose lease has run out has an unknown end.
     pub fn state_at(&self, now: u64) -> State {
-        if self.state == State::Running && now >= self.lease { State::Unknown } else { self.state }
+        match self.state {
+            State::Running if now < self.lease => State::Running,
+            State::Running if self.committed => State::Done,
+            State::Running => State::Unknown,
+            ended => ended,
+        }
     }
 
     /// Whether `owner` still runs it. An attempt that lost its lease to another one has no say any more; one whose lease
@@ -245,10 +261,11 @@ impl Entry {
     pub fn finished(&self, owner: &str, state: State, report: &Report) -> Option<Self> {
         self.is_run_by(owner).then(|| {
             let mut entry = report.on(self.clone());
-            entry.state = state;
+            entry.state = if self.committed { State::Done } else { state };
             entry.owner = String::new();
             entry.lease = 0;
-            if state == State::Done {
+            entry.committed = false;
+            if entry.state == State::Done {
                 entry.resume = None;
                 entry.invalid_token = false;
             }

@@ -26,6 +26,9 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// ... for this long.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
+/// How often the store is asked whether it answers.
+const PING: Duration = Duration::from_secs(1);
+
 /// What an exchange left to do.
 #[derive(Debug)]
 pub(super) enum Settle {
@@ -104,10 +107,8 @@ pub(super) async fn renew(ledger: Weak<Ledger>) {
         tick.tick().await;
         let Some(ledger) = ledger.upgrade() else { return };
         let now = Instant::now();
-        let over = {
-            let mut parked = ledger.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            parked.extract_if(|_, one| one.until <= now).map(|(_, one)| one.claim).collect::<Vec<_>>()
-        };
+        let over = ledger.parked().over(now);
+        ledger.prepare().await;
         // Dropping a claim settles it.
         drop(over);
         let held: Vec<(String, Name)> =
@@ -120,6 +121,18 @@ pub(super) async fn renew(ledger: Weak<Ledger>) {
             renewals.spawn(renew_one(ledger.clone(), owner, name));
         }
         while renewals.join_next().await.is_some() {}
+    }
+}
+
+/// Asks now and then whether the store answers: so readiness says it when no call does, and the log when it is back.
+pub(super) async fn watch(ledger: Weak<Ledger>) {
+    let mut tick = time::interval(PING);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(ledger) = ledger.upgrade() else { return };
+        // It has been said.
+        let _ = ledger.ping().await;
     }
 }
 

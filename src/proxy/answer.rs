@@ -181,9 +181,10 @@ impl Sidecar {
             learns.learn(bytes.clone()).await;
         }
         if let Some(claim) = turn.exchange.claim.take()
-            && let Some(Answer::Response(response)) = answer::look(&bytes)
+            && let json = bytes.slice(bytes.len() - unmarked(&bytes).len()..)
+            && let Some(Answer::Response(response)) = answer::look(&json)
         {
-            let (state, result, ttl) = exchange::settlement(&bytes, &response);
+            let (state, result, ttl) = exchange::settlement(&json, &response, claim.is_task());
             claim.finish(state, result, ttl).await;
         }
         if !bytes.is_empty() {
@@ -296,6 +297,7 @@ impl Sidecar {
             if let Err(()) = self.take_stream(&mut turn) {
                 return unavailable(turn, None);
             }
+            self.ledger.prepare().await;
             clocks = Clocks::new(now, None, None);
         }
         trace(&mut turn, None);
@@ -551,6 +553,7 @@ fn stream_answer(
         awaited,
         endless,
         upstream,
+        ledger: sidecar.ledger.clone(),
         decoder,
         settings: turn.route.relay.clone(),
         clocks: if endless { Clocks::new(Instant::now(), None, None) } else { clocks },

@@ -1,8 +1,14 @@
 //! A single `tools/call` as contract sections 5 to 7 see it: its identity, its key, its claim, and what goes into its
 //! `_meta`.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response};
+use tokio::time::Instant;
+
 use super::{
-    LegacyDisconnect, Route, Sidecar, Turn,
+    LegacyDisconnect, Sidecar, Turn,
     post::{Asked, KEY},
     refuse,
 };
@@ -23,8 +29,6 @@ use crate::{
     relay::{Body, clocks},
     store,
 };
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response};
 
 /// The key, as answered to the node.
 const KEY_HEADER: HeaderName = HeaderName::from_static("oz0-idempotency-key");
@@ -54,7 +58,7 @@ type Stopped = Box<Response<Body>>;
 impl Sidecar {
     /// Everything that happens to a call before it is sent. What stops it is answered.
     pub(super) async fn keyed(
-        &self,
+        self: &Arc<Self>,
         mut turn: Turn,
         message: &Message,
         body: &Bytes,
@@ -83,25 +87,22 @@ impl Sidecar {
             Err(error) => return Err(invalid(turn, message, &error.to_string())),
         };
         let named = key::is_named(&identity, own.as_deref(), &turn.parts.headers);
-        let known = match self.known(&turn.route, tool, named).await {
-            Ok(known) => known,
-            Err(error) => return Err(self.away(turn, asked, &error)),
-        };
+        let (known, recalled) = self.known(&turn.route, tool, named).await;
         note(&mut turn, &identity, &known);
-        if let Some(limit) = identity.time_limit {
-            let left = clocks::time_limit(limit, identity.elapsed).min(turn.route.max_timeout);
-            if left.is_zero() {
-                let failure = Failure::not_sent(Reason::MaxTimeout, "the tool's time limit has passed");
-                return Err(self.failed(turn.exchange, asked, &failure).into());
-            }
-            let began = turn.exchange.account.opened();
-            asked.clocks = clocks::Clocks::new(began, asked.idle, Some(left));
-            if let Some(request) = &mut turn.exchange.request {
-                request.until = began + left;
-            }
+        if known.changed && identity.attempt.is_some_and(|attempt| attempt >= 2) {
+            // With a key or without.
+            return Err(self.refused(turn, asked, &Verdict::Changed).into());
+        }
+        if !limit(&mut turn, &identity, asked) {
+            let failure = Failure::not_sent(Reason::MaxTimeout, "the tool's time limit has passed");
+            return Err(self.failed(turn.exchange, asked, &failure).into());
         }
         if !named {
             return Ok((turn, Going::default()));
+        }
+        if let Err(error) = recalled {
+            // The key's form, and whether it may be sent at all, hang on what is known of the tool.
+            return Err(self.away(turn, asked, &error));
         }
         let digest = match digest(message, body).await {
             Ok(digest) => digest,
@@ -123,7 +124,7 @@ impl Sidecar {
     }
 
     async fn claim(
-        &self,
+        self: &Arc<Self>,
         mut turn: Turn,
         message: &Message,
         meta: Option<&MetaObject>,
@@ -149,6 +150,7 @@ impl Sidecar {
             changed: known.changed,
             number: identity.attempt,
             leg: message.params.leg,
+            task: turn.exchange.era == Era::Legacy && message.params.task,
             lease: ledger::LEASE_MS,
         };
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
@@ -214,17 +216,6 @@ impl Sidecar {
         }
     }
 
-    /// What is known of a tool. One that is not known here may be known to another sidecar on the same store.
-    /// For a call without a key it decides nothing, and the store is not asked.
-    async fn known(&self, route: &Route, tool: &str, named: bool) -> Result<Known, store::Error> {
-        let known = self.listing.known(&route.name, &route.listing, tool);
-        if known.listed || !named {
-            return Ok(known);
-        }
-        self.recall(&route.name).await?;
-        Ok(self.listing.known(&route.name, &route.listing, tool))
-    }
-
     /// The state store is away: nothing is sent whose key could not be claimed.
     fn away(&self, mut turn: Turn, asked: &Asked, error: &store::Error) -> Stopped {
         turn.exchange.account.record.reason = Some("store_unavailable");
@@ -276,6 +267,24 @@ fn note(turn: &mut Turn, identity: &Identity, known: &Known) {
     record.attempt = identity.attempt;
     record.retry_class = Some(known.class.name());
     record.listing_changed = known.changed.then_some(true);
+}
+
+/// Lowers the maximum to what the node's time limit leaves, counted from the start of the attempt. False: nothing.
+fn limit(turn: &mut Turn, identity: &Identity, asked: &mut Asked) -> bool {
+    let Some(limit) = identity.time_limit else { return true };
+    let left = clocks::time_limit(limit, identity.elapsed).min(turn.route.max_timeout);
+    if left.is_zero() {
+        return false;
+    }
+    let opened = turn.exchange.account.opened();
+    let until = opened.checked_add(left);
+    let now = Instant::now();
+    asked.clocks =
+        clocks::Clocks::new(now, asked.idle, until.map(|until| until.saturating_duration_since(now)));
+    if let (Some(request), Some(until)) = (&mut turn.exchange.request, until) {
+        request.until = until;
+    }
+    true
 }
 
 /// The digest of the call's arguments.

@@ -3,43 +3,99 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::{Duration, Instant, sleep};
-
-use super::Sidecar;
-use crate::{
-    listing::{Record, key_prefix},
-    store::{self, Name, Table, View, Write, update_with},
+use tokio::{
+    task::JoinSet,
+    time::{self, Duration, Instant},
 };
 
-/// The store is asked for what other sidecars learnt at most this often.
+use super::{Route, Sidecar};
+use crate::{
+    listing::{Known, Record},
+    store::{self, MAX_NAMES, Name, Table, View, Write, update_with},
+};
+
+/// The store is asked for tools that nobody here has seen at most this often ...
 const RECALL: Duration = Duration::from_secs(2);
-/// Listings whose tools wait to be stored, at once.
-const KEEPING: usize = 64;
-/// How often, and how long apart, storing a tool is tried.
-const KEEP_TRIES: u32 = 120;
-const KEEP_AGAIN: Duration = Duration::from_secs(5);
+/// ... or this often, after it did not answer; until then it counts as away.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// For so long what is known of a tool is gone by; then the store is asked for what other sidecars have learnt since.
+const REFRESH: Duration = Duration::from_secs(5);
 /// Answers from here on are read off the async threads; until that is done their calls wait.
 const LARGE: usize = 256 * 1024;
+/// A listing waits for the store this long before it is passed on all the same.
+const KEEP: Duration = Duration::from_secs(1);
+
+/// When the store was asked for an upstream's tools, and whether it answered.
+#[derive(Debug)]
+pub(super) struct Recalled {
+    at: Instant,
+    answer: Result<(), store::Error>,
+}
+
+impl Recalled {
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < if self.answer.is_ok() { RECALL } else { ASK_AGAIN }
+    }
+}
 
 impl Sidecar {
-    /// Takes in what the store holds of an upstream's tools, if that was not done a moment ago.
+    /// What is known of a tool. One that is not known here may be known to another sidecar on the same store, or to the
+    /// one that this one was before a restart; a call that nothing names (`named`) does not wait for a store that is away.
     ///
     /// # Errors
     ///
-    /// The store is away: what is known of the tool cannot be said.
-    pub(super) async fn recall(&self, upstream: &str) -> Result<(), store::Error> {
-        // Held over the look: a call that comes meanwhile must not take its tool for never listed.
-        let mut recalled = self.recalled.lock().await;
-        if recalled.get(upstream).is_some_and(|at| at.elapsed() < RECALL) {
-            return Ok(());
+    /// The tool is not known here, and the store does not say what else is known.
+    pub(super) async fn known(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        tool: &str,
+        named: bool,
+    ) -> (Known, Result<(), store::Error>) {
+        let known = self.listing.known(&route.name, &route.listing, tool);
+        if known.listed {
+            self.refresh(route);
+            return (known, Ok(()));
         }
-        let records = self.ledger.scan(Table::Tools, key_prefix(upstream)).await?;
-        self.listing.load(upstream, records.into_iter().map(|(key, value)| Record { key, value }));
-        recalled.insert(upstream.to_owned(), Instant::now());
-        Ok(())
+        if !named && self.ledger.is_away() {
+            return (known, Ok(()));
+        }
+        let recalled = self.recall(&route.name).await;
+        (self.listing.known(&route.name, &route.listing, tool), recalled)
     }
 
-    /// Learns from an answer to `tools/list`, before it is passed on: the call that follows it must find its tool known.
+    /// Takes in what the store holds of an upstream's tools, if that was not done a moment ago.
+    async fn recall(&self, upstream: &str) -> Result<(), store::Error> {
+        // Held over the question: whoever comes meanwhile must not go by less than its answer.
+        let mut recalled = self.recalled.lock().await;
+        if let Some(recalled) = recalled.get(upstream).filter(|recalled| recalled.is_fresh()) {
+            return recalled.answer.clone();
+        }
+        let answer = self.ledger.tools(upstream).await.map(|records| self.listing.load(upstream, records));
+        recalled.insert(upstream.to_owned(), Recalled { at: Instant::now(), answer: answer.clone() });
+        answer
+    }
+
+    /// Asks the store, now and then and in the background, whether another sidecar has seen a newer listing.
+    fn refresh(self: &Arc<Self>, route: &Arc<Route>) {
+        // Whoever holds it is asking.
+        let Ok(mut recalled) = self.recalled.try_lock() else { return };
+        let now = Instant::now();
+        match recalled.get_mut(&route.name) {
+            Some(recalled) if recalled.at + REFRESH > now => return,
+            Some(recalled) => recalled.at = now,
+            None => _ = recalled.insert(route.name.clone(), Recalled { at: now, answer: Ok(()) }),
+        }
+        drop(recalled);
+        let (sidecar, route) = (self.clone(), route.clone());
+        tokio::spawn(async move {
+            if let Ok(records) = sidecar.ledger.tools(&route.name).await {
+                sidecar.listing.load(&route.name, records);
+            }
+        });
+    }
+
+    /// Learns from an answer to `tools/list`, before it is passed on: the call that follows it must find its tool known,
+    /// here and after a restart.
     pub(crate) async fn learn(self: &Arc<Self>, upstream: &str, answer: Bytes) {
         let records = if answer.len() < LARGE {
             self.listing.learn(upstream, &answer)
@@ -49,38 +105,34 @@ impl Sidecar {
             learnt.await.unwrap_or_default()
         };
         if !records.is_empty() {
-            let Some(permit) = self.keeping.take(KEEPING) else { return };
-            let sidecar = self.clone();
-            tokio::spawn(async move {
-                keep(&sidecar, records).await;
-                drop(permit);
+            // On a task of its own, so that it is done also when the node hangs up or the store is slow.
+            let kept = tokio::spawn(keep(self.clone(), records));
+            let _ = time::timeout(KEEP, kept).await;
+        }
+    }
+}
+
+/// Stores what was learnt. What the store does not take is learnt again from the next listing.
+async fn keep(sidecar: Arc<Sidecar>, records: Vec<Record>) {
+    let mut kept = JoinSet::new();
+    for some in records.chunks(MAX_NAMES) {
+        let (sidecar, some) = (sidecar.clone(), some.to_vec());
+        kept.spawn(async move {
+            let names = some.iter().map(|record| Name::new(Table::Tools, record.key.as_str())).collect();
+            let values: Vec<Vec<u8>> = some.iter().map(|record| record.value.clone()).collect();
+            let stored = update_with(&**sidecar.ledger.store(), names, move |view: &View<'_>| {
+                let room = (view.room)(Table::Tools);
+                let write = |(value, held): (&Vec<u8>, &Option<&[u8]>)| match held.is_some() || room {
+                    true => Write::Put { value: value.clone(), expires: None },
+                    false => Write::Keep,
+                };
+                (values.iter().zip(view.records).map(write).collect(), ())
             });
-        }
-    }
-}
-
-/// Stores what was learnt; while the store is away it is tried again for some time.
-async fn keep(sidecar: &Sidecar, records: Vec<Record>) {
-    for record in records {
-        let mut tries = 0;
-        while let Err(error) = keep_one(sidecar, &record).await {
-            tries += 1;
-            if tries == KEEP_TRIES {
-                tracing::warn!(%error, "what was learnt of a tool is not stored");
-                return;
+            if let Err(error) = stored.await {
+                sidecar.listing.not_stored(some.iter().map(|record| record.key.as_str()));
+                tracing::warn!(%error, "what was learnt of tools is not stored");
             }
-            sleep(KEEP_AGAIN).await;
-        }
+        });
     }
-}
-
-async fn keep_one(sidecar: &Sidecar, record: &Record) -> Result<(), store::Error> {
-    let value = record.value.clone();
-    let names = vec![Name::new(Table::Tools, record.key.clone())];
-    update_with(&**sidecar.ledger.store(), names, move |view: &View<'_>| {
-        let room = view.records.first().is_some_and(Option::is_some) || (view.room)(Table::Tools);
-        let write = if room { Write::Put { value: value.clone(), expires: None } } else { Write::Keep };
-        (vec![write], ())
-    })
-    .await
+    while kept.join_next().await.is_some() {}
 }

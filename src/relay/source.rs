@@ -23,7 +23,7 @@ pub(super) struct Source {
     /// The progress token that the sidecar added: what names it is kept back.
     pub(super) added: Option<Id>,
     /// Knows the tokens that sidecars on its store add.
-    pub(super) ledger: Option<Arc<Ledger>>,
+    pub(super) ledger: Arc<Ledger>,
     pub(super) awaited: Vec<Id>,
     pub(super) endless: bool,
     /// The node has an event id to resume from (legacy). An empty one takes it away (WHATWG HTML § 9.2.6).
@@ -43,6 +43,8 @@ pub(super) struct Seen {
     pub(super) response: Option<answer::Response>,
     /// Progress of the request: value, total, and the resume token that came with it.
     pub(super) progress: Option<(f64, Option<f64>, Option<String>)>,
+    /// Progress on a `GET`, and its token: a call's whose stream ended before its response, perhaps.
+    pub(super) parked: Option<(Id, answer::Progress)>,
     /// Progress that only the sidecar asked for.
     pub(super) kept_back: bool,
     pub(super) forged: u64,
@@ -59,6 +61,7 @@ impl Source {
             asks: None,
             response: None,
             progress: None,
+            parked: None,
             kept_back: false,
             forged: 0,
         };
@@ -71,12 +74,15 @@ impl Source {
                 if let Some(forged) = answers.iter().find_map(Answer::forged) {
                     seen.cut_forged(forged);
                 }
+                let before = self.awaited.len();
                 for answer in &answers {
                     if let Answer::Response(response) = answer {
                         self.awaited.retain(|id| response.id.as_ref() != Some(id));
                     }
                 }
-                self.all_answered(&mut seen, Outcome::Ok);
+                if self.awaited.len() < before {
+                    self.all_answered(&mut seen, Outcome::Ok);
+                }
             }
             Answer::Request { id, .. } if self.era == Era::Legacy => seen.asks = Some(id),
             Answer::Progress(progress) => self.progress(&mut seen, progress),
@@ -125,12 +131,13 @@ impl Source {
     /// Contract section 9, rule 5; the part about rising values is the queue's.
     fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
         let added = progress.token.is_some() && progress.token == self.added;
-        let others = || match (&self.ledger, &progress.token) {
-            (Some(ledger), Some(token)) => ledger.is_own_token(token),
-            _ => false,
-        };
-        seen.kept_back = added || others();
-        let own = added || progress.token.is_some() && progress.token == self.token;
+        let asked = progress.token.is_some() && progress.token == self.token;
+        let others = || progress.token.as_ref().is_some_and(|token| self.ledger.is_own_token(token));
+        seen.kept_back = !asked && (added || others());
+        let own = added || asked;
+        if self.endless && self.awaited.is_empty() {
+            seen.parked = progress.token.clone().map(|token| (token, progress.clone()));
+        }
         if own && !self.answered {
             seen.progress = progress.progress.map(|value| (value, progress.total, progress.resume));
         }

@@ -39,6 +39,7 @@ use crate::{
     error::{self, Failure, Reason},
     exchange::{self, Exchange},
     inflight::Running,
+    ledger::{Claim, Ledger},
     limits::Held,
     message::{Era, Id, answer},
     server::Peer,
@@ -74,6 +75,8 @@ pub struct Start {
     pub listen: Option<Listen>,
     /// The upstream's body.
     pub upstream: upstream::Body,
+    /// Knows the progress tokens that sidecars add.
+    pub ledger: Arc<Ledger>,
     /// The body's coding, when the upstream compressed all the same.
     pub decoder: Option<Decoder>,
     /// How to relay.
@@ -101,6 +104,7 @@ pub fn relay(start: Start) -> Body {
             queue: Queue::new(start.settings.clone()),
             held: start.held,
             last_words: None,
+            parting: false,
             ended: false,
             cut: false,
             muted: false,
@@ -124,7 +128,6 @@ pub fn relay(start: Start) -> Body {
     let request = state.exchange.request.as_ref();
     let token = request.and_then(|request| request.progress_token.clone());
     let added = request.and_then(|request| request.added_token.clone());
-    let ledger = state.exchange.resumes.as_ref().map(|resumes| resumes.ledger.clone());
     state.held.set(0);
     drop(state);
     let pump = Pump {
@@ -136,12 +139,13 @@ pub fn relay(start: Start) -> Body {
         encoded: Bytes::new(),
         backlog: VecDeque::new(),
         settling: None,
+        parting: None,
         closing: None,
         source: Source {
             era,
             token,
             added,
-            ledger,
+            ledger: start.ledger,
             awaited: start.awaited,
             endless: start.endless,
             ids_seen: false,
@@ -178,6 +182,8 @@ struct State {
     held: Held,
     /// What the sidecar itself says at the end, after everything in the queue.
     last_words: Option<Bytes>,
+    /// They wait until the end of the call is stored: its node may make the next attempt as soon as it has them.
+    parting: bool,
     /// Nothing more will be pushed.
     ended: bool,
     /// The node is given up: the body ends as broken.
@@ -235,6 +241,7 @@ impl State {
         }
         self.fill(now);
         if self.queue.is_empty()
+            && !self.parting
             && let Some(words) = self.last_words.take()
         {
             self.events += 1;
@@ -365,6 +372,8 @@ struct Pump {
     backlog: VecDeque<Event>,
     /// A response that waits until its end is stored.
     settling: Option<Settling>,
+    /// The stream has failed, and the end of its call is being stored.
+    parting: Option<BoxFuture<'static, ()>>,
     /// The upstream's stream has ended; what was found still goes out.
     closing: Option<Closing>,
     source: Source,
@@ -407,12 +416,12 @@ impl Future for Pump {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if self.upstream.is_some() {
-            if self.poll_ended_from_outside(cx) {
-                return self.poll_drained(cx);
+            if !self.poll_ended_from_outside(cx) {
+                self.poll_upstream(cx);
+                self.stand_still();
             }
-            self.poll_upstream(cx);
-            self.stand_still();
         }
+        ready!(self.poll_parted(cx));
         self.poll_drained(cx)
     }
 }
@@ -433,7 +442,7 @@ impl Pump {
         self.let_go();
         let mut state = self.shared.lock();
         match by.and_then(exchange::told).or_else(|| exchange::lease_lost(&running)) {
-            Some(failure) => fail(&mut state, &self.source, &failure),
+            Some(failure) => self.parting = fail(&mut state, &self.source, &failure),
             // The response is complete: what of it still waits for the node goes out, within the last words.
             None if self.source.answered && by.is_none() => {}
             // A cancel by message, or a stream that ends as the drain begins: it just ends.
@@ -444,8 +453,21 @@ impl Pump {
                 record.cancel_ms = running.cancelled().map(|(_, at)| at.elapsed());
             }
         }
+        state.parting = self.parting.is_some();
         state.end();
         true
+    }
+
+    /// Ready when no last words wait for the end of their call to be stored.
+    fn poll_parted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(parting) = &mut self.parting {
+            ready!(parting.as_mut().poll(cx));
+            self.parting = None;
+            let mut state = self.shared.lock();
+            state.parting = false;
+            state.wake_reader();
+        }
+        Poll::Ready(())
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) {
@@ -629,6 +651,9 @@ impl Pump {
         if let Some((progress, total, token)) = &seen.progress {
             state.progress(*progress, *total, token.as_deref());
         }
+        if let (Some((call, progress)), Some(resumes)) = (&seen.parked, &state.exchange.resumes) {
+            resumes.ledger.parked_progress(&resumes.scope, call, progress);
+        }
         if let Some(outcome) = seen.outcome {
             if !state.exchange.answered() {
                 // A cancel came first, and is told at the next turn: the response stays awaited.
@@ -746,7 +771,8 @@ impl Pump {
     fn fail(&mut self, failure: &Failure) {
         self.let_go();
         let mut state = self.shared.lock();
-        fail(&mut state, &self.source, failure);
+        self.parting = fail(&mut state, &self.source, failure);
+        state.parting = self.parting.is_some();
         state.exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
         state.end();
     }
@@ -861,17 +887,19 @@ fn settles(state: &mut State, seen: &Seen) -> Option<BoxFuture<'static, ()>> {
         let id = response.id.as_ref()?;
         exchange.resumes.as_ref().and_then(|resumes| resumes.ledger.unpark(&resumes.scope, id))
     };
-    let (ends, result, ttl) = exchange::settlement(&data, response);
-    claim.map(|claim| -> BoxFuture<'static, ()> { Box::pin(claim.finish(ends, result, ttl)) })
+    let claim = claim?;
+    let (ends, result, ttl) = exchange::settlement(&data, response, claim.is_task());
+    Some(claim.finish(ends, result, ttl))
 }
 
-/// The error a node reads as the stream's last events, one for each id that still awaits its response.
-fn fail(state: &mut State, source: &Source, failure: &Failure) {
+/// The error a node reads as the stream's last events, one for each id that still awaits its response. Gives what has to be
+/// done first: the end of the call is stored.
+fn fail(state: &mut State, source: &Source, failure: &Failure) -> Option<BoxFuture<'static, ()>> {
     let cancelled = state.exchange.entry.as_ref().and_then(|entry| entry.running.cancelled());
     let cancelled = cancelled.map(|(by, _)| exchange::told(by));
     let failure = match &cancelled {
-        _ if state.muted => return,
-        Some(None) => return,
+        _ if state.muted => return None,
+        Some(None) => return None,
         Some(Some(told)) => told,
         None => failure,
     };
@@ -892,4 +920,5 @@ fn fail(state: &mut State, source: &Source, failure: &Failure) {
         words.extend_from_slice(b"\n\n");
     }
     state.last_words = (!words.is_empty()).then(|| words.freeze());
+    state.exchange.claim.take().map(Claim::settle)
 }

@@ -15,8 +15,10 @@ pub mod client;
 pub mod frames;
 pub mod http;
 pub mod http2;
+pub mod keyed;
 pub mod mcp;
 pub mod process;
+pub mod redis;
 pub mod sidecar;
 pub mod sse;
 pub mod tls;
@@ -127,5 +129,17 @@ impl Gate {
             *passes = passes.checked_sub(1)?;
             Some(())
         });
+    }
+}
+
+/// Asks again and again until `holds`; for what becomes true by itself and tells nobody.
+///
+/// # Panics
+/// After twice [`BOUND`].
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + 2 * BOUND;
+    while !holds() {
+        assert!(Instant::now() < end, "waited for: {what}");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -15,6 +15,7 @@ fn attempt(owner: &str) -> Attempt {
         changed: false,
         number: None,
         leg: false,
+        task: false,
         lease: LEASE,
     }
 }
@@ -46,6 +47,34 @@ fn at_capacity_a_new_key_is_busy_and_a_known_one_is_not() {
     assert_eq!(claim(None, &attempt("a"), 0, false, false), (Verdict::Busy, None));
     let entry = ended(State::Failed);
     assert!(matches!(claim(Some(&entry), &attempt("b"), 1, false, false).0, Verdict::Run(_)));
+}
+
+#[test]
+fn a_call_that_is_done_stays_done_however_it_goes_when_it_is_sent_again() {
+    let done = ended(State::Done);
+    for end in [State::Unknown, State::Failed, State::Busy, State::NotSent, State::Waiting] {
+        let (_, running) = claim(Some(&done), &attempt("b"), 1, true, false);
+        let running = running.unwrap();
+        assert_eq!(running.state_at(2), State::Running);
+        assert_eq!(running.state_at(1 + LEASE), State::Done, "its sidecar died");
+        let ended = running.finished("b", end, &Report::default()).unwrap();
+        assert_eq!((ended.state, ended.committed), (State::Done, false));
+        assert_eq!(verdict(&ended, &of(RetryClass::Unsafe, "c"), false), Verdict::AlreadyDone);
+    }
+}
+
+#[test]
+fn a_changed_tools_waiting_call_goes_on_with_its_leg_and_with_nothing_else() {
+    let changed = Attempt { changed: true, ..attempt("b") };
+    let leg = Attempt { leg: true, ..changed.clone() };
+    let waiting = ended(State::Waiting);
+    assert_eq!(verdict(&waiting, &changed, false), Verdict::Changed);
+    assert!(matches!(verdict(&waiting, &leg, false), Verdict::Run(Go { attempt: 1, .. })));
+    let second = Attempt { number: Some(2), ..leg.clone() };
+    assert_eq!(verdict(&waiting, &second, false), Verdict::Changed);
+    for state in [State::Done, State::Unknown, State::Failed] {
+        assert_eq!(verdict(&ended(state), &leg, true), Verdict::Changed);
+    }
 }
 
 #[test]
