@@ -85,12 +85,17 @@ impl Client {
 
     /// Sends a request; `params` gets what its era asks for.
     pub(crate) async fn request(&self, id: Value, method: &str, mut params: Value) -> io::Result<Answer> {
-        let headers = self.headers(Some(method), params["name"].as_str())?;
+        // A task's methods and a resource's are named by it (MCP 2026-07-28, Streamable HTTP § Standard Headers; SEP-2663).
+        let name = ["name", "uri", "taskId"].into_iter().find_map(|member| params[member].as_str());
+        let headers = self.headers(Some(method), name)?;
         if self.session.is_none() {
             params["_meta"]["io.modelcontextprotocol/protocolVersion"] = MODERN.into();
             params["_meta"]["io.modelcontextprotocol/clientInfo"] =
                 json!({ "name": "demo", "version": env!("CARGO_PKG_VERSION") });
-            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+            let capabilities = &mut params["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+            if capabilities.is_null() {
+                *capabilities = json!({});
+            }
         }
         let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
         self.exchange(Method::POST, headers, body.to_string()).await
