@@ -4,18 +4,32 @@
 //! counts what it sees ([`Snapshot`], also as JSON at `/stats`): a call that was stopped is counted where the
 //! work stopped, which no log in front of the server can know.
 //!
-//! Its tools misbehave on request: they are slow, silent, busy, or flood their caller with progress. It has no
-//! authentication and is not made to face a network.
+//! Its tools misbehave on request: they are slow, silent, busy, or flood their caller with progress; and `POST /control`
+//! ([`Handle::control`]) makes the next calls of any tool fail before or after what they do. It has no authentication and
+//! is not made to face a network.
+//!
+//! Some of its tools change something: they keep a durable [`ledger`] and honour the idempotency key. It has durable
+//! tasks and subscriptions as well, in the modern era.
 
 mod call;
+mod control;
+mod export;
+pub mod ledger;
 mod legacy;
+mod listen;
+mod listing;
 mod modern;
+mod orders;
+mod resources;
 mod rpc;
+mod search;
+mod shared;
 mod stats;
 mod stream;
+mod tasks;
 mod tools;
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
@@ -34,6 +48,9 @@ use crate::{headers::PROTOCOL_VERSION, relay::body::Body};
 
 pub use stats::{Calls, Snapshot};
 
+use shared::Shared;
+use stream::Cut;
+
 /// Bytes of a request body.
 const REQUEST_BYTES: usize = 4 << 20;
 /// A pause after an accept that failed (no more files, say): trying again at once would only spin.
@@ -42,31 +59,46 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The demo upstream.
 #[derive(Debug)]
 pub struct Server {
-    stats: Arc<stats::Stats>,
+    shared: Arc<Shared>,
     legacy: legacy::Legacy,
 }
 
 /// Holds a demo upstream that runs. Dropped, it stops: its connections are closed, its calls may go on.
 #[derive(Debug)]
 pub struct Handle {
-    stats: Arc<stats::Stats>,
+    shared: Arc<Shared>,
     accepting: AbortHandle,
 }
 
 impl Server {
-    /// Binds `addr` (port 0 for a free one) and serves. Gives the address bound to; the endpoint is `/mcp`.
+    /// Binds `addr` (port 0 for a free one) and serves. Gives the address bound to; the endpoint is `/mcp`. Its ledger is a
+    /// file in a temporary folder, which goes with it.
     ///
     /// # Errors
     ///
-    /// The address cannot be bound.
+    /// The address cannot be bound, or there is no place for the ledger.
     pub async fn start(addr: SocketAddr) -> io::Result<(SocketAddr, Handle)> {
+        Self::serve_with(addr, None).await
+    }
+
+    /// The same with the ledger at `path`: made if it is not there, gone on with if it is. Several servers may use one.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be bound, or the file is no ledger.
+    pub async fn start_on(addr: SocketAddr, path: &Path) -> io::Result<(SocketAddr, Handle)> {
+        Self::serve_with(addr, Some(path)).await
+    }
+
+    async fn serve_with(addr: SocketAddr, path: Option<&Path>) -> io::Result<(SocketAddr, Handle)> {
         let listener = TcpListener::bind(addr).await?;
         let bound = listener.local_addr()?;
-        let stats = Arc::<stats::Stats>::default();
-        let server = Arc::new(Self { stats: Arc::clone(&stats), legacy: legacy::Legacy::new(stats) });
-        let stats = Arc::clone(&server.stats);
+        let shared = Shared::open(path)?;
+        tasks::go_on(&shared).map_err(io::Error::other)?;
+        let legacy = legacy::Legacy::new(Arc::clone(&shared));
+        let server = Arc::new(Self { shared: Arc::clone(&shared), legacy });
         let accepting = tokio::spawn(server.accept(listener)).abort_handle();
-        Ok((bound, Handle { stats, accepting }))
+        Ok((bound, Handle { shared, accepting }))
     }
 
     async fn accept(self: Arc<Self>, listener: TcpListener) {
@@ -88,12 +120,16 @@ impl Server {
     }
 
     async fn serve(self: Arc<Self>, stream: TcpStream) {
-        let _counted = Connected::open(Arc::clone(&self.stats));
+        let _counted = Connected::open(Arc::clone(&self.shared.stats));
         // Each event is a write of its own, and none may wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
         let service = service_fn(move |request| {
             let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(request).await) }
+            async move {
+                let response = server.answer(request).await;
+                // hyper sends nothing where there is no response: it closes the connection, or resets the stream.
+                if response.extensions().get::<Cut>().is_some() { Err(Cut) } else { Ok(response) }
+            }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());
@@ -105,12 +141,19 @@ impl Server {
         let (head, body) = request.into_parts();
         match head.uri.path() {
             "/stats" if head.method == Method::GET => return self.stats_page(),
-            "/mcp" => {}
+            "/mcp" => self.shared.stats.count(|seen| seen.requests += 1),
+            "/control" => {}
             _ => return rpc::bare(StatusCode::NOT_FOUND),
         }
-        self.stats.count(|seen| seen.requests += 1);
         if !origin_is_local(&head.headers) {
             return rpc::bare(StatusCode::FORBIDDEN);
+        }
+        if head.uri.path() == "/control" {
+            return if head.method == Method::POST {
+                self.control(body).await
+            } else {
+                rpc::not_allowed("POST")
+            };
         }
         match head.method {
             Method::POST => self.post(&head.headers, body).await,
@@ -132,27 +175,49 @@ impl Server {
             Err(refusal) => return *refusal,
         };
         if is_modern(headers, Some(&message)) {
-            modern::post(headers, message, &self.stats).await
+            modern::post(headers, message, &self.shared).await
         } else {
             self.legacy.post(headers, message).await
         }
     }
 
+    async fn control(&self, body: Incoming) -> Response<Body> {
+        let Ok(body) = Limited::new(body, REQUEST_BYTES).collect().await else {
+            return rpc::bare(StatusCode::PAYLOAD_TOO_LARGE);
+        };
+        let asked = serde_json::from_slice(&body.to_bytes()).map_err(|error| error.to_string());
+        match asked.and_then(|asked| self.shared.control(asked)) {
+            Ok(()) => rpc::bare(StatusCode::NO_CONTENT),
+            Err(text) => rpc::fault(StatusCode::BAD_REQUEST, None, rpc::INVALID_REQUEST, &text),
+        }
+    }
+
     fn stats_page(&self) -> Response<Body> {
-        rpc::as_json(serde_json::to_vec(&self.stats.snapshot()).unwrap_or_default().into())
+        rpc::as_json(serde_json::to_vec(&self.shared.stats.snapshot()).unwrap_or_default().into())
     }
 }
 
 impl Handle {
     /// What the server has seen by now.
     pub fn stats(&self) -> Snapshot {
-        self.stats.snapshot()
+        self.shared.stats.snapshot()
+    }
+
+    /// Does what a `POST /control` with this body does: the README lists what it may name.
+    ///
+    /// # Errors
+    ///
+    /// In words, what is wrong with it.
+    pub fn control(&self, asked: &Value) -> Result<(), String> {
+        let asked =
+            serde::Deserialize::deserialize(asked).map_err(|error: serde_json::Error| error.to_string())?;
+        self.shared.control(asked)
     }
 
     /// Waits until what the server has seen is `enough`, and gives it. Waits for ever if that never comes.
     pub async fn until(&self, enough: impl FnMut(&Snapshot) -> bool) -> Snapshot {
-        let mut seen = self.stats.subscribe();
-        // The sender lives in `self.stats`, so it cannot be gone.
+        let mut seen = self.shared.stats.subscribe();
+        // The sender lives in `self.shared`, so it cannot be gone.
         seen.wait_for(enough).await.map(|seen| seen.clone()).unwrap_or_default()
     }
 }
@@ -160,6 +225,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.accepting.abort();
+        self.shared.checkpoints.close();
     }
 }
 

@@ -30,7 +30,7 @@ const SCENE_WITHIN: Duration = Duration::from_secs(15);
 pub async fn run() -> ExitCode {
     let out = &mut io::stdout();
     let played = match set_up().await {
-        Ok(mut stage) => perform(&mut stage, out).await,
+        Ok(mut stage) => perform(&mut stage, SCENES, out).await,
         Err(error) => writeln!(out, "the demo cannot run: {error}").map(|()| false),
     };
     // Where the output takes nothing, nobody can be told why.
@@ -44,18 +44,18 @@ async fn set_up() -> Result<Stage, String> {
     Ok(Stage::new(sidecar, server))
 }
 
-/// Plays all scenes in their order; gives whether all came out right.
-async fn perform(stage: &mut Stage, out: &mut impl Write) -> io::Result<bool> {
+/// Plays the scenes in their order; gives whether all came out right.
+async fn perform(stage: &mut Stage, scenes: &[Scene], out: &mut impl Write) -> io::Result<bool> {
     writeln!(out, "a sidecar at http://{}{}, a demo upstream behind it", stage.address(), sidecar::PATH)?;
     let mut failed = Vec::new();
-    for (number, scene) in (1..).zip(SCENES) {
+    for (number, scene) in (1..).zip(scenes) {
         let seen = play(scene, stage, SCENE_WITHIN).await;
         show(out, number, scene, &seen)?;
         if !seen.wrong.is_empty() {
             failed.push(number.to_string());
         }
     }
-    let all = SCENES.len();
+    let all = scenes.len();
     match failed.as_slice() {
         [] => writeln!(out, "\nall {all} scenes came out as the contract says")?,
         failed => writeln!(

@@ -8,7 +8,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json, value::RawValue};
 use tokio::sync::{mpsc, oneshot};
@@ -20,10 +19,10 @@ use crate::{
 
 use super::{
     call::{Call, Running},
+    listing, resources,
     rpc::{self, Message},
-    stats::Stats,
-    stream::Events,
-    tools,
+    shared::Shared,
+    stream::{Events, Piece},
 };
 
 /// Newest first. 2025-03-26 is left out for its batches.
@@ -34,7 +33,7 @@ const SESSIONS: usize = 10_000;
 /// Every session of one server.
 #[derive(Debug)]
 pub(super) struct Legacy {
-    stats: Arc<Stats>,
+    shared: Arc<Shared>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
 }
 
@@ -43,12 +42,12 @@ pub(super) struct Legacy {
 struct Session {
     /// How to stop what runs, by the text of the request's id, so that 1 is not "1". Used, it is `None`.
     calls: Mutex<HashMap<String, Option<oneshot::Sender<()>>>>,
-    stream: Mutex<Option<mpsc::Sender<Bytes>>>,
+    stream: Mutex<Option<mpsc::Sender<Piece>>>,
 }
 
 impl Legacy {
-    pub(super) fn new(stats: Arc<Stats>) -> Self {
-        Self { stats, sessions: Mutex::default() }
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, sessions: Mutex::default() }
     }
 
     /// Answers a POST.
@@ -71,7 +70,7 @@ impl Legacy {
             (Some(id), Some(method)) => self.request(&session, id, method, params).await,
             (None, Some(method)) => {
                 if method == "notifications/cancelled" {
-                    self.stats.count(|seen| seen.cancelled_notifications += 1);
+                    self.shared.stats.count(|seen| seen.cancelled_notifications += 1);
                     session.cancel(params.request_id.as_deref());
                 }
                 rpc::bare(StatusCode::ACCEPTED)
@@ -92,7 +91,7 @@ impl Legacy {
         }
         let (sender, events) = mpsc::channel(1);
         *stream = Some(sender);
-        rpc::as_stream(Body::new(Events::new(events, Arc::clone(&self.stats), None)))
+        rpc::as_stream(Body::new(Events::new(events, Arc::clone(&self.shared.stats), None)))
     }
 
     /// Ends a session: its calls are stopped, its stream ends.
@@ -104,7 +103,7 @@ impl Legacy {
         let id = rpc::text(headers, &SESSION_ID).unwrap_or_default();
         // Of two DELETEs at once only one finds it, so it is counted once.
         if lock(&self.sessions).remove(id).is_some() {
-            self.stats.count(|seen| seen.sessions -= 1);
+            self.shared.stats.count(|seen| seen.sessions -= 1);
         }
         for call in lock(&session.calls).values_mut() {
             *call = None;
@@ -114,7 +113,7 @@ impl Legacy {
     }
 
     fn initialize(&self, id: &RawValue, asked: Option<&str>) -> Response<Body> {
-        let Some(name) = session_id() else {
+        let Some(name) = rpc::random_id() else {
             return rpc::bare(StatusCode::INTERNAL_SERVER_ERROR);
         };
         let mut sessions = lock(&self.sessions);
@@ -123,14 +122,14 @@ impl Legacy {
         }
         sessions.insert(name.clone(), Arc::default());
         drop(sessions);
-        self.stats.count(|seen| seen.sessions += 1);
+        self.shared.stats.count(|seen| seen.sessions += 1);
 
         let version = VERSIONS.into_iter().find(|&known| Some(known) == asked).unwrap_or(VERSIONS[0]);
         let mut response = rpc::as_json(rpc::result(
             id,
             &json!({
                 "protocolVersion": version,
-                "capabilities": { "tools": {} },
+                "capabilities": { "tools": {}, "resources": {} },
                 "serverInfo": super::server_info(),
             }),
         ));
@@ -150,10 +149,15 @@ impl Legacy {
     ) -> Response<Body> {
         match method {
             "ping" => rpc::as_json(rpc::result(&id, &json!({}))),
-            "tools/list" => rpc::as_json(rpc::result(&id, &json!({ "tools": tools::listing() }))),
-            "tools/call" => match Call::read(id.clone(), params, as_it_is) {
-                Ok(call) => match session.start(&id, call, &self.stats) {
-                    Some(running) => running.answer(&self.stats).await,
+            "tools/list" => rpc::as_json(rpc::result(&id, &json!({ "tools": listing::listing() }))),
+            "resources/list" => resources::answer(&self.shared, &id, None, as_it_is).await,
+            "resources/read" => {
+                let uri = params.uri.unwrap_or_default();
+                resources::answer(&self.shared, &id, Some(&uri), as_it_is).await
+            }
+            "tools/call" => match Call::read(id.clone(), params, &self.shared, as_it_is) {
+                Ok(call) => match session.start(&id, call, &self.shared) {
+                    Some(running) => running.answer(&self.shared.stats).await,
                     None => refuse("a call with this id is running"),
                 },
                 Err(response) => *response,
@@ -177,14 +181,14 @@ impl Legacy {
 
 impl Session {
     /// `None` if a call with this id is running.
-    fn start(self: &Arc<Self>, id: &RawValue, call: Call, stats: &Arc<Stats>) -> Option<Running> {
+    fn start(self: &Arc<Self>, id: &RawValue, call: Call, shared: &Arc<Shared>) -> Option<Running> {
         let (stop, stopped) = oneshot::channel();
         match lock(&self.calls).entry(id.get().to_owned()) {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(Some(stop)),
         };
         let listed = Listed { session: Arc::clone(self), id: id.get().to_owned() };
-        Some(call.start(Arc::clone(stats), as_it_is, async move {
+        Some(call.start(shared, as_it_is, async move {
             let _listed = listed;
             // Nothing is ever sent: it ends when the other end is dropped.
             let _ = stopped.await;
@@ -218,13 +222,6 @@ fn as_it_is(result: Value) -> Value {
 
 fn refuse(message: &str) -> Response<Body> {
     rpc::fault(StatusCode::BAD_REQUEST, None, rpc::INVALID_REQUEST, message)
-}
-
-/// 128 unpredictable bits as hex: who knows a session's id can act in it.
-fn session_id() -> Option<String> {
-    let mut bits = [0; 16];
-    rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bits).ok()?;
-    Some(format!("{:032x}", u128::from_be_bytes(bits)))
 }
 
 /// A poisoned lock only means that some thread panicked between two whole steps.

@@ -13,9 +13,11 @@ use crate::{
 
 use super::{
     call::Call,
+    export::Export,
+    listing, resources,
     rpc::{self, Message},
-    stats::Stats,
-    tools,
+    shared::Shared,
+    tasks,
 };
 
 /// The one revision served in this era.
@@ -28,7 +30,7 @@ const UNSUPPORTED_VERSION: i64 = -32022;
 const TTL_MS: u64 = 300_000;
 
 /// Answers a POST.
-pub(super) async fn post(headers: &HeaderMap, message: Message, stats: &Arc<Stats>) -> Response<Body> {
+pub(super) async fn post(headers: &HeaderMap, message: Message, shared: &Arc<Shared>) -> Response<Body> {
     let Message { id, method, params } = message;
     let Some(method) = method else {
         return rpc::fault(
@@ -40,7 +42,7 @@ pub(super) async fn post(headers: &HeaderMap, message: Message, stats: &Arc<Stat
     };
     let Some(id) = id else {
         if method == "notifications/cancelled" {
-            stats.count(|seen| seen.cancelled_notifications += 1);
+            shared.stats.count(|seen| seen.cancelled_notifications += 1);
         }
         return rpc::bare(StatusCode::ACCEPTED);
     };
@@ -52,20 +54,26 @@ pub(super) async fn post(headers: &HeaderMap, message: Message, stats: &Arc<Stat
             &id,
             json!({
                 "supportedVersions": [VERSION],
-                "capabilities": { "tools": {} },
+                "capabilities": {
+                    "tools": { "listChanged": true },
+                    "resources": { "subscribe": true },
+                    "extensions": { rpc::TASKS: {} },
+                },
                 "ttlMs": TTL_MS,
                 "cacheScope": "public",
             }),
         ),
         "tools/list" => {
-            answer(&id, json!({ "tools": tools::listing(), "ttlMs": TTL_MS, "cacheScope": "public" }))
+            answer(&id, json!({ "tools": listing::listing(), "ttlMs": TTL_MS, "cacheScope": "public" }))
         }
-        "tools/call" => match Call::read(id, params, complete) {
-            Ok(call) => {
-                call.start(Arc::clone(stats), complete, std::future::pending()).answer_or_stop(stats).await
-            }
-            Err(response) => *response,
-        },
+        "tools/call" => call(id, params, shared).await,
+        "resources/list" => resources::answer(shared, &id, None, cacheable).await,
+        "resources/read" => {
+            let uri = params.uri.unwrap_or_default();
+            resources::answer(shared, &id, Some(&uri), cacheable).await
+        }
+        "tasks/get" | "tasks/cancel" | "tasks/update" => tasks::answer(shared, &id, &method, &params).await,
+        "subscriptions/listen" => shared.hub.open(id, &params),
         _ => {
             let text = format!("unknown method: {method}");
             rpc::fault(StatusCode::NOT_FOUND, Some(&id), rpc::METHOD_NOT_FOUND, &text)
@@ -73,7 +81,23 @@ pub(super) async fn post(headers: &HeaderMap, message: Message, stats: &Arc<Stat
     }
 }
 
-fn answer(id: &RawValue, result: Value) -> Response<Body> {
+async fn call(id: Box<RawValue>, params: rpc::Params, shared: &Arc<Shared>) -> Response<Body> {
+    if params.name.as_deref() == Some("export") && params.meta.takes_tasks() {
+        // What it does not take is answered as for an ordinary call.
+        if let Ok(export) = Export::read(params.arguments.clone().unwrap_or_else(|| json!({}))) {
+            return tasks::create(shared, &id, export).await;
+        }
+    }
+    match Call::read(id, params, shared, complete) {
+        Ok(call) => {
+            let running = call.start(shared, complete, std::future::pending());
+            running.answer_or_stop(&shared.stats).await
+        }
+        Err(response) => *response,
+    }
+}
+
+pub(super) fn answer(id: &RawValue, result: Value) -> Response<Body> {
     rpc::as_json(rpc::result(id, &complete(result)))
 }
 
@@ -82,6 +106,13 @@ fn complete(mut result: Value) -> Value {
     result["resultType"] = "complete".into();
     result["_meta"] = json!({ "io.modelcontextprotocol/serverInfo": super::server_info() });
     result
+}
+
+/// The same for what a client may keep, though not for long: it changes.
+fn cacheable(mut result: Value) -> Value {
+    result["ttlMs"] = 0.into();
+    result["cacheScope"] = "public".into();
+    complete(result)
 }
 
 /// Checks a request's `_meta`, then its headers against its body, then its revision.
@@ -99,8 +130,15 @@ fn check(
         return Err(refuse(rpc::INVALID_PARAMS, "_meta lacks io.modelcontextprotocol/clientCapabilities"));
     }
     let mirrored = [(PROTOCOL_VERSION, Some(version)), (METHOD, Some(method))];
-    let name = (NAME, params.name.as_deref());
-    for (header, value) in mirrored.into_iter().chain((method == "tools/call").then_some(name)) {
+    // § Standard Headers; for tasks SEP-2663 § Routing Headers.
+    let name = match method {
+        "tools/call" => Some(&params.name),
+        "resources/read" => Some(&params.uri),
+        "tasks/get" | "tasks/cancel" | "tasks/update" => Some(&params.task_id),
+        _ => None,
+    };
+    let name = name.map(|name| (NAME, name.as_deref()));
+    for (header, value) in mirrored.into_iter().chain(name) {
         if !mirrors(headers, &header, value) {
             return Err(refuse(HEADER_MISMATCH, &format!("{header} is missing or contradicts the body")));
         }

@@ -1,10 +1,13 @@
 //! JSON-RPC as the demo server reads and writes it, and the HTTP answers it gives.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json, value::RawValue};
 
+use super::stream::Cut;
 use crate::relay::body::Body;
 
 /// JSON-RPC 2.0 § 5.1: not a valid request.
@@ -13,6 +16,14 @@ pub(super) const INVALID_REQUEST: i64 = -32600;
 pub(super) const METHOD_NOT_FOUND: i64 = -32601;
 /// Invalid parameters.
 pub(super) const INVALID_PARAMS: i64 = -32602;
+/// JSON-RPC 2.0 § 5.1: the server's own fault.
+pub(super) const INTERNAL_ERROR: i64 = -32603;
+/// `MissingRequiredClientCapability` (MCP 2026-07-28, basic § Per-request protocol fields).
+const MISSING_CAPABILITY: i64 = -32021;
+/// The extension of SEP-2663.
+pub(super) const TASKS: &str = "io.modelcontextprotocol/tasks";
+/// The request that a subscription's message belongs to.
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 /// Not JSON.
 const PARSE_ERROR: i64 = -32700;
 
@@ -35,6 +46,10 @@ pub(super) struct Params {
     pub(super) arguments: Option<Value>,
     pub(super) protocol_version: Option<String>,
     pub(super) request_id: Option<Box<RawValue>>,
+    pub(super) uri: Option<String>,
+    pub(super) task_id: Option<String>,
+    /// The filter of a subscription.
+    pub(super) notifications: Option<Value>,
     #[serde(rename = "_meta")]
     pub(super) meta: Meta,
 }
@@ -49,6 +64,27 @@ pub(super) struct Meta {
     pub(super) protocol_version: Option<String>,
     #[serde(rename = "io.modelcontextprotocol/clientCapabilities")]
     pub(super) client_capabilities: Option<Value>,
+    #[serde(rename = "io.modelcontextprotocol/logLevel")]
+    pub(super) log_level: Option<String>,
+    #[serde(rename = "oz0/idempotency_key")]
+    pub(super) idempotency_key: Option<String>,
+    #[serde(rename = "oz0/resume")]
+    pub(super) resume: Option<Resume>,
+}
+
+/// Where an attempt before this one got to.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Resume {
+    pub(super) token: Option<String>,
+}
+
+impl Meta {
+    /// Whether the client takes tasks (SEP-2663 § Capability Negotiation).
+    pub(super) fn takes_tasks(&self) -> bool {
+        let capabilities = self.client_capabilities.as_ref();
+        capabilities.is_some_and(|said| said["extensions"].get(TASKS).is_some())
+    }
 }
 
 /// Keeps `null` apart from absent: a request with the id `null` is an error, no notification.
@@ -93,8 +129,19 @@ pub(super) fn result(id: &RawValue, result: &Value) -> Bytes {
     encode(&Answer { jsonrpc: "2.0", id, result })
 }
 
+/// One step of a call, as its notification says it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Step<'a> {
+    pub(super) progress: u64,
+    pub(super) total: u64,
+    /// Left out where it is empty.
+    pub(super) message: &'a str,
+    /// From where another attempt may go on.
+    pub(super) resume: Option<&'a str>,
+}
+
 /// The text of a progress notification.
-pub(super) fn progress(token: &RawValue, progress: u64, total: u64, message: &str) -> Bytes {
+pub(super) fn progress(token: &RawValue, step: Step<'_>) -> Bytes {
     #[derive(Serialize)]
     struct Notification<'a> {
         jsonrpc: &'a str,
@@ -109,9 +156,57 @@ pub(super) fn progress(token: &RawValue, progress: u64, total: u64, message: &st
         total: u64,
         #[serde(skip_serializing_if = "str::is_empty")]
         message: &'a str,
+        #[serde(rename = "_meta", skip_serializing_if = "Option::is_none")]
+        meta: Option<Value>,
     }
-    let params = Progress { progress_token: token, progress, total, message };
+    let Step { progress, total, message, resume } = step;
+    let meta = resume.map(|token| json!({ "oz0/resume": token }));
+    let params = Progress { progress_token: token, progress, total, message, meta };
     encode(&Notification { jsonrpc: "2.0", method: "notifications/progress", params })
+}
+
+/// The text of a log message.
+pub(super) fn log(data: &str) -> Bytes {
+    let params = json!({ "level": "info", "logger": "demo", "data": data });
+    encode(&json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }))
+}
+
+/// The text of a notification on the stream of a subscription; its id keeps its text.
+pub(super) fn subscribed(id: &RawValue, method: &str, params: &Value) -> Bytes {
+    #[derive(Serialize)]
+    struct Notification<'a> {
+        jsonrpc: &'a str,
+        method: &'a str,
+        params: Params<'a>,
+    }
+    #[derive(Serialize)]
+    struct Params<'a> {
+        #[serde(rename = "_meta")]
+        meta: BTreeMap<&'a str, &'a RawValue>,
+        #[serde(flatten)]
+        members: &'a Value,
+    }
+    let params = Params { meta: BTreeMap::from([(SUBSCRIPTION, id)]), members: params };
+    encode(&Notification { jsonrpc: "2.0", method, params })
+}
+
+/// The text of the response that ends a subscription.
+pub(super) fn subscription_ended(id: &RawValue) -> Bytes {
+    #[derive(Serialize)]
+    struct Answer<'a> {
+        jsonrpc: &'a str,
+        id: &'a RawValue,
+        result: Ended<'a>,
+    }
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Ended<'a> {
+        result_type: &'a str,
+        #[serde(rename = "_meta")]
+        meta: BTreeMap<&'a str, &'a RawValue>,
+    }
+    let meta = BTreeMap::from([(SUBSCRIPTION, id)]);
+    encode(&Answer { jsonrpc: "2.0", id, result: Ended { result_type: "complete", meta } })
 }
 
 fn encode(value: &impl Serialize) -> Bytes {
@@ -139,6 +234,23 @@ pub(super) fn fault_with(status: StatusCode, id: Option<&RawValue>, error: Value
         error: Value,
     }
     with_status(status, as_json(encode(&Answer { jsonrpc: "2.0", id, error })))
+}
+
+/// The refusal of a request that needs the tasks extension.
+pub(super) fn lacks_tasks(id: &RawValue) -> Response<Body> {
+    let error = json!({
+        "code": MISSING_CAPABILITY,
+        "message": "missing required client capability",
+        "data": { "requiredCapabilities": { "extensions": { TASKS: {} } } },
+    });
+    fault_with(StatusCode::BAD_REQUEST, Some(id), error)
+}
+
+/// No answer: the connection ends.
+pub(super) fn cut() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    response.extensions_mut().insert(Cut);
+    response
 }
 
 /// 200 with one JSON body.
@@ -173,6 +285,13 @@ pub(super) fn bare(status: StatusCode) -> Response<Body> {
 fn with_status(status: StatusCode, mut response: Response<Body>) -> Response<Body> {
     *response.status_mut() = status;
     response
+}
+
+/// 128 unpredictable bits as hex: who knows a session's or a task's id can act in it.
+pub(super) fn random_id() -> Option<String> {
+    let mut bits = [0; 16];
+    rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bits).ok()?;
+    Some(format!("{:032x}", u128::from_be_bytes(bits)))
 }
 
 /// A header's value as text; `None` if it is absent or no text.

@@ -21,6 +21,14 @@ pub struct Snapshot {
     pub open_streams: u64,
     /// `notifications/cancelled` received, whatever they named.
     pub cancelled_notifications: u64,
+    /// `subscriptions/listen` streams acknowledged.
+    pub listens: u64,
+    /// Of these, how many were ended abruptly on request.
+    pub listen_drops: u64,
+    /// `subscriptions/listen` requests refused on request.
+    pub listen_refusals: u64,
+    /// Calls whose connection was ended on request, before an answer or amid it.
+    pub cuts: u64,
     /// Calls by tool; a tool that was never called is not there.
     pub tools: BTreeMap<String, Calls>,
 }
@@ -35,6 +43,12 @@ pub struct Calls {
     pub finished: u64,
     /// Work stopped where it waited.
     pub cancelled: u64,
+    /// Effects made, as the ledger's file counts them: over restarts, and by whoever else uses the file.
+    pub executions: u64,
+    /// Calls answered with what was committed under their key before.
+    pub replays: u64,
+    /// Calls refused because their key stands for something else.
+    pub refusals: u64,
 }
 
 impl Snapshot {

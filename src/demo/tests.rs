@@ -1,3 +1,6 @@
+mod again;
+mod lasting;
+
 use std::net::Ipv4Addr;
 
 use http::HeaderValue;
@@ -47,8 +50,12 @@ async fn a_modern_client_discovers_lists_and_calls() {
     let listed = client.request(1.into(), "tools/list", json!({})).await.unwrap().response().await.unwrap();
     let tools = listed["result"]["tools"].as_array().unwrap();
     let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["echo", "add", "slow", "busy", "flood", "silent"]);
-    assert!(tools.iter().all(|tool| tool["annotations"]["readOnlyHint"] == true));
+    let reading = ["echo", "add", "slow", "busy", "flood", "silent"];
+    let ordering = ["charge", "reserve_inventory", "charge_unkeyed", "reconcile"];
+    assert_eq!(names, [&reading[..], &ordering, &["search", "export"]].concat());
+    let changing = tools.iter().filter(|tool| tool["annotations"]["readOnlyHint"] == false);
+    let changing: Vec<_> = changing.map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert_eq!(changing, ordering[..3]);
     assert_eq!(listed["result"]["resultType"], "complete");
     assert_eq!(listed["result"]["cacheScope"], "public");
 
@@ -58,7 +65,7 @@ async fn a_modern_client_discovers_lists_and_calls() {
     assert_eq!(called["result"]["content"][0]["text"], "42");
     assert_eq!(called["result"]["structuredContent"]["sum"], 42);
     assert_eq!(called["result"]["resultType"], "complete");
-    assert_eq!(handle.stats().tool("add"), Calls { started: 1, finished: 1, cancelled: 0 });
+    assert_eq!(handle.stats().tool("add"), Calls { started: 1, finished: 1, ..Calls::default() });
 }
 
 #[tokio::test]
@@ -68,7 +75,7 @@ async fn a_legacy_client_initializes_lists_calls_and_deletes() {
     assert_eq!(handle.stats().sessions, 1);
 
     let listed = session.request(1.into(), "tools/list", json!({})).await.unwrap().response().await.unwrap();
-    assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), 6);
+    assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), 12);
     let called = session.call(2, "echo", json!({ "text": "hi" }), false).await.unwrap();
     let called = called.response().await.unwrap();
     assert_eq!(called["result"]["content"][0]["text"], "hi");
@@ -109,7 +116,8 @@ async fn an_id_and_a_token_come_back_with_their_exact_text() {
     let id = message.id.unwrap();
     assert!(rpc::result(&id, &json!({})).starts_with(br#"{"jsonrpc":"2.0","id":12345678901234567890123,"#));
     let token = message.params.meta.progress_token.unwrap();
-    let text = String::from_utf8(rpc::progress(&token, 1, 1, "").to_vec()).unwrap();
+    let step = rpc::Step { progress: 1, total: 1, ..rpc::Step::default() };
+    let text = String::from_utf8(rpc::progress(&token, step).to_vec()).unwrap();
     assert!(text.contains(r#""progressToken":"t\u0041","progress":1"#), "{text}");
 }
 
@@ -143,7 +151,7 @@ async fn closing_a_legacy_stream_cancels_nothing() {
     drop(answer);
     handle.until(|seen| seen.open_streams == 0).await;
     let seen = handle.until(|seen| seen.tool("slow").finished + seen.tool("slow").cancelled == 1).await;
-    assert_eq!(seen.tool("slow"), Calls { started: 1, finished: 1, cancelled: 0 });
+    assert_eq!(seen.tool("slow"), Calls { started: 1, finished: 1, ..Calls::default() });
 }
 
 #[tokio::test]
@@ -244,7 +252,7 @@ async fn a_modern_request_is_refused_without_its_meta_or_with_headers_that_contr
     assert_eq!((status.as_u16(), &body["error"]["code"]), (400, &json!(-32022)));
     assert_eq!(body["error"]["data"]["supported"], json!([MODERN]));
 
-    let unknown = client.request(1.into(), "resources/list", json!({})).await.unwrap();
+    let unknown = client.request(1.into(), "prompts/list", json!({})).await.unwrap();
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);
     assert_eq!(unknown.response().await.unwrap()["error"]["code"], -32601);
     assert_eq!(client.bare(Method::GET).await.unwrap().status, StatusCode::METHOD_NOT_ALLOWED);

@@ -1,15 +1,22 @@
-//! The tools of the demo upstream: what they take, what they do, how they are listed.
+//! The tools of the demo upstream: what they take and what they do.
 //!
-//! Each stops where it waits when its future is dropped, and all of them only read.
+//! Each stops where it waits when its future is dropped. What a tool of the ledger has begun to commit is committed.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json, value::RawValue};
 use tokio::{sync::mpsc, time::sleep};
 
-use super::rpc;
+use super::{
+    control,
+    export::Export,
+    orders::{Order, Reconcile},
+    rpc::{self, Step},
+    search::Search,
+    shared::Shared,
+    stream::{Cut, Piece},
+};
 
 /// One call's work, its arguments checked.
 #[derive(Debug)]
@@ -20,6 +27,10 @@ pub(super) enum Work {
     Busy(Busy),
     Flood(Flood),
     Silent(Silent),
+    Order(Order),
+    Reconcile(Reconcile),
+    Search(Search),
+    Export(Export),
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,6 +63,7 @@ pub(super) struct Busy {
 pub(super) struct Flood {
     events: u64,
     bytes: usize,
+    log_every: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -69,7 +81,7 @@ impl Default for Slow {
 
 impl Default for Flood {
     fn default() -> Self {
-        Self { events: 1000, bytes: 0 }
+        Self { events: 1000, bytes: 0, log_every: 0 }
     }
 }
 
@@ -82,11 +94,7 @@ impl Default for Silent {
 impl Busy {
     /// The value of `Retry-After`, as it was asked for.
     pub(super) fn retry_after(&self) -> Option<String> {
-        match self.retry_after.as_ref()? {
-            Value::Null => None,
-            Value::String(text) => Some(text.clone()),
-            other => Some(other.to_string()),
-        }
+        self.retry_after.as_ref().and_then(control::header_text)
     }
 }
 
@@ -114,14 +122,20 @@ impl Work {
     /// # Errors
     ///
     /// [`Refusal`]; nothing was done.
-    pub(super) fn read(tool: &str, arguments: Option<Value>) -> Result<Self, Refusal> {
+    pub(super) fn read(tool: &str, arguments: Option<Value>, meta: &rpc::Meta) -> Result<Self, Refusal> {
         let arguments = arguments.unwrap_or_else(|| json!({}));
+        if let Some(order) = Order::read(tool, &arguments, meta.idempotency_key.as_deref()) {
+            return order.map(Self::Order);
+        }
         match tool {
             "echo" => typed(arguments).map(Self::Echo),
             "add" => typed(arguments).map(Self::Add),
             "slow" => typed(arguments).map(Self::Slow),
             "flood" => typed(arguments).map(Self::Flood),
             "silent" => typed(arguments).map(Self::Silent),
+            "reconcile" => typed(arguments).map(Self::Reconcile),
+            "search" => Search::read(arguments, meta.resume.as_ref()).map(Self::Search),
+            "export" => Export::read(arguments).map(Self::Export),
             "busy" => match typed::<Busy>(arguments)? {
                 busy if matches!(busy.status, 429 | 503) => Ok(Self::Busy(busy)),
                 _ => Err(Refusal::Arguments("status is 429 or 503".to_owned())),
@@ -139,6 +153,10 @@ impl Work {
             Self::Busy(_) => "busy",
             Self::Flood(_) => "flood",
             Self::Silent(_) => "silent",
+            Self::Order(order) => order.tool(),
+            Self::Reconcile(_) => "reconcile",
+            Self::Search(_) => "search",
+            Self::Export(_) => "export",
         }
     }
 
@@ -153,31 +171,47 @@ impl Work {
     }
 
     /// Does it and gives the tool's result. Stops where it waits when dropped.
-    pub(super) async fn run(self, progress: Progress) -> Value {
-        match self {
+    ///
+    /// # Errors
+    ///
+    /// It was cut on request, amid its progress.
+    pub(super) async fn run(self, progress: &Progress, shared: &Arc<Shared>) -> Result<Value, Cut> {
+        Ok(match self {
             Self::Echo(echo) => said(&echo.text),
             Self::Add(Add { a, b }) => add(a, b),
             Self::Slow(Slow { steps, step_ms }) => {
                 for step in 1..=steps {
                     sleep(Duration::from_millis(step_ms)).await;
-                    progress.report(step, steps, "").await;
+                    progress.report(Step { progress: step, total: steps, ..Step::default() }).await?;
                 }
                 said(&format!("{steps} steps done"))
             }
-            Self::Flood(Flood { events, bytes }) => {
-                let message = "x".repeat(bytes.min(MESSAGE_BYTES));
-                for event in 1..=events {
-                    progress.report(event, events, &message).await;
-                }
-                said(&format!("{events} events sent"))
-            }
+            Self::Flood(flood) => flood.run(progress).await?,
             Self::Silent(Silent { ms, .. }) => {
                 sleep(Duration::from_millis(ms)).await;
                 said(&format!("silent for {ms} ms"))
             }
             // Answered before there is a call; a result would be a lie.
             Self::Busy(busy) => failed(&format!("answered {}", busy.status)),
+            Self::Order(order) => order.run(shared).await,
+            Self::Reconcile(reconcile) => reconcile.run(shared).await,
+            Self::Search(search) => search.run(progress).await?,
+            Self::Export(export) => export.run(progress, shared).await?,
+        })
+    }
+}
+
+impl Flood {
+    async fn run(self, progress: &Progress) -> Result<Value, Cut> {
+        let message = "x".repeat(self.bytes.min(MESSAGE_BYTES));
+        for event in 1..=self.events {
+            let step = Step { progress: event, total: self.events, message: &message, resume: None };
+            progress.report(step).await?;
+            if self.log_every > 0 && event % self.log_every == 0 {
+                progress.log(&format!("{event} events sent")).await;
+            }
         }
+        Ok(said(&format!("{} events sent", self.events)))
     }
 }
 
@@ -196,7 +230,7 @@ fn add(a: f64, b: f64) -> Value {
 /// The largest message of a flood's event.
 const MESSAGE_BYTES: usize = 1 << 20;
 
-fn typed<T: DeserializeOwned>(arguments: Value) -> Result<T, Refusal> {
+pub(super) fn typed<T: DeserializeOwned>(arguments: Value) -> Result<T, Refusal> {
     serde_json::from_value(arguments).map_err(|error| Refusal::Arguments(error.to_string()))
 }
 
@@ -204,22 +238,37 @@ fn typed<T: DeserializeOwned>(arguments: Value) -> Result<T, Refusal> {
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) token: Option<Box<RawValue>>,
-    pub(super) events: mpsc::Sender<Bytes>,
+    /// The client asked for log messages.
+    pub(super) logs: bool,
+    /// The progress after which the call is cut.
+    pub(super) cut_after: Option<u64>,
+    pub(super) events: mpsc::Sender<Piece>,
 }
 
 impl Progress {
     /// Sends one notification, waiting while the client is slow. Where nobody asked, or nobody is there any
     /// more, it does nothing: that alone stops no work.
-    async fn report(&self, progress: u64, total: u64, message: &str) {
+    ///
+    /// # Errors
+    ///
+    /// The call is to be cut here.
+    pub(super) async fn report(&self, step: Step<'_>) -> Result<(), Cut> {
         if let Some(token) = &self.token {
-            let notification = rpc::progress(token, progress, total, message);
-            let _ = self.events.send(rpc::event(&notification)).await;
+            let _ = self.events.send(Ok(rpc::event(&rpc::progress(token, step)))).await;
+        }
+        if self.cut_after == Some(step.progress) { Err(Cut) } else { Ok(()) }
+    }
+
+    /// The same for a log message.
+    async fn log(&self, data: &str) {
+        if self.logs && self.token.is_some() {
+            let _ = self.events.send(Ok(rpc::event(&rpc::log(data)))).await;
         }
     }
 }
 
 /// A tool's result that says `text`.
-fn said(text: &str) -> Value {
+pub(super) fn said(text: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": text }], "isError": false })
 }
 
@@ -228,54 +277,9 @@ pub(super) fn failed(text: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// The entries of `tools/list`, always in this order.
-pub(super) fn listing() -> Value {
-    let whole = |what: &str| json!({ "type": "integer", "minimum": 0, "description": what });
-    let number = json!({ "type": "number" });
-    let mut add = entry("add", "Adds two numbers", &json!({ "a": number, "b": number }), &["a", "b"]);
-    add["outputSchema"] =
-        json!({ "type": "object", "properties": { "sum": { "type": "number" } }, "required": ["sum"] });
-    json!([
-        entry("echo", "Says what it is told", &json!({ "text": { "type": "string" } }), &["text"]),
-        add,
-        entry(
-            "slow",
-            "Works in steps and reports progress after each",
-            &json!({ "steps": whole("how many, 4"), "step_ms": whole("how long each takes, 100") }),
-            &[],
-        ),
-        entry(
-            "busy",
-            "Answers the HTTP request itself with 429 or 503",
-            &json!({
-                "status": { "type": "integer", "enum": [429, 503] },
-                "retry_after": { "type": ["number", "string"], "description": "the Retry-After to send" },
-            }),
-            &["status"],
-        ),
-        entry(
-            "flood",
-            "Reports progress as fast as the connection takes it",
-            &json!({ "events": whole("how many, 1000"), "bytes": whole("of each one's message, 0") }),
-            &[],
-        ),
-        entry(
-            "silent",
-            "Sends not one byte until it is done",
-            &json!({
-                "ms": whole("how long, 1000"),
-                "head": { "type": "boolean", "description": "send the head of a stream at once" },
-            }),
-            &[],
-        ),
-    ])
-}
-
-fn entry(name: &str, description: &str, properties: &Value, required: &[&str]) -> Value {
-    json!({
-        "name": name,
-        "description": description,
-        "inputSchema": { "type": "object", "properties": properties, "required": required },
-        "annotations": { "readOnlyHint": true, "idempotentHint": true, "openWorldHint": false },
-    })
+/// A tool's result that says `text` and is `content` for programs.
+pub(super) fn told(text: &str, content: Value) -> Value {
+    let mut result = said(text);
+    result["structuredContent"] = content;
+    result
 }

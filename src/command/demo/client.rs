@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::{net::TcpSocket, task::JoinSet};
 
 use crate::headers::{METHOD, NAME, PROTOCOL_VERSION, SESSION_ID};
 
@@ -25,6 +25,8 @@ pub(crate) struct Client {
     path: String,
     /// `Some` makes it a legacy client in this session.
     session: Option<String>,
+    /// How much its socket holds for it, where it is slow.
+    receive_buffer: Option<u32>,
 }
 
 /// An HTTP answer, its body yet to be read. Owns the connection.
@@ -34,6 +36,8 @@ pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
     body: Incoming,
     read: BytesMut,
+    /// Of `read`, in how much no event ends.
+    searched: usize,
     _connection: Connection,
 }
 
@@ -55,7 +59,12 @@ struct Connection {
 impl Client {
     /// A modern client of `http://ADDRESS/PATH`.
     pub(crate) fn new(address: SocketAddr, path: &str) -> Self {
-        Self { address, path: path.to_owned(), session: None }
+        Self { address, path: path.to_owned(), session: None, receive_buffer: None }
+    }
+
+    /// The same client with a socket that holds little for it: what it does not read stands still at once.
+    pub(crate) fn slow(&self) -> Self {
+        Self { receive_buffer: Some(16 * 1024), ..self.clone() }
     }
 
     /// The same client of another path.
@@ -85,12 +94,17 @@ impl Client {
 
     /// Sends a request; `params` gets what its era asks for.
     pub(crate) async fn request(&self, id: Value, method: &str, mut params: Value) -> io::Result<Answer> {
-        let headers = self.headers(Some(method), params["name"].as_str())?;
+        // A task's methods and a resource's are named by it (MCP 2026-07-28, Streamable HTTP § Standard Headers; SEP-2663).
+        let name = ["name", "uri", "taskId"].into_iter().find_map(|member| params[member].as_str());
+        let headers = self.headers(Some(method), name)?;
         if self.session.is_none() {
             params["_meta"]["io.modelcontextprotocol/protocolVersion"] = MODERN.into();
             params["_meta"]["io.modelcontextprotocol/clientInfo"] =
                 json!({ "name": "demo", "version": env!("CARGO_PKG_VERSION") });
-            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+            let capabilities = &mut params["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+            if capabilities.is_null() {
+                *capabilities = json!({});
+            }
         }
         let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
         self.exchange(Method::POST, headers, body.to_string()).await
@@ -130,7 +144,11 @@ impl Client {
         headers: HeaderMap,
         body: String,
     ) -> io::Result<Answer> {
-        let stream = TcpStream::connect(self.address).await?;
+        let socket = if self.address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        if let Some(size) = self.receive_buffer {
+            socket.set_recv_buffer_size(size)?;
+        }
+        let stream = socket.connect(self.address).await?;
         stream.set_nodelay(true)?;
         let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         let mut task = JoinSet::new();
@@ -154,6 +172,7 @@ impl Client {
             headers: head.headers,
             body,
             read: BytesMut::new(),
+            searched: 0,
             _connection: connection,
         })
     }
@@ -187,10 +206,13 @@ impl Answer {
     /// The next block of the event stream; `None` at its end.
     pub(crate) async fn event(&mut self) -> io::Result<Option<Event>> {
         loop {
-            if let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
-                let block = self.read.split_to(end + 2);
+            if let Some(end) = memchr::memmem::find(&self.read[self.searched..], b"\n\n") {
+                let block = self.read.split_to(self.searched + end + 2);
+                self.searched = 0;
                 return Ok(Some(parse(&block)?));
             }
+            // The first half of the end may have come already.
+            self.searched = self.read.len().saturating_sub(1);
             match self.body.frame().await {
                 Some(frame) => match frame.map_err(io::Error::other)?.into_data() {
                     Ok(data) => self.read.extend_from_slice(data.chunk()),

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt::Display, io, net::SocketAddr};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::demo::{Handle, Snapshot};
 
@@ -50,6 +50,17 @@ impl Stage {
     /// A legacy client of the sidecar, in a session of its own.
     pub(super) async fn legacy(&self) -> io::Result<Client> {
         self.modern().initialize().await
+    }
+
+    /// Has the upstream listed through the sidecar, so that it knows the tools.
+    pub(super) async fn list(&mut self) -> io::Result<()> {
+        let id = self.id();
+        self.modern().request(id.into(), "tools/list", json!({})).await?.whole().await.map(drop)
+    }
+
+    /// Makes the upstream fail, or go on: a `POST /control` to it.
+    pub(super) fn control(&self, asked: &Value) -> io::Result<()> {
+        self.server.control(asked).map_err(io::Error::other)
     }
 
     /// A request id that no scene had before: records are found by it.
