@@ -33,6 +33,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time;
 
+use self::read::Joined;
 pub use settings::{Auth, Credential, LegacyDisconnect, Limits, Route, RouteState, Settings};
 
 use crate::{
@@ -44,7 +45,7 @@ use crate::{
     headers,
     inflight::{Registry, Sort},
     ledger::Ledger,
-    limits::Places,
+    limits::{Held, Places},
     listing::Listing,
     relay::{Body, held},
     server::Peer,
@@ -83,6 +84,8 @@ struct Turn {
     parts: Parts,
     peer: Peer,
     exchange: Exchange,
+    /// The bytes of its body, which is kept until the upstream's head has come.
+    _held: Held,
 }
 
 /// Where an admitted request goes.
@@ -201,7 +204,8 @@ impl Sidecar {
         {
             return refuse(exchange, &refusal, drainable(&parts, body));
         }
-        let body = match read(body, limits).await {
+        let mut held = Held::new(self.held.clone(), limits.buffered);
+        let body = match read(body, limits, &mut held).await {
             Ok(body) => body,
             Err(Unread::Refused(refusal, rest)) => return refuse(exchange, &refusal, rest),
             Err(Unread::Left) => return left(exchange),
@@ -213,7 +217,7 @@ impl Sidecar {
         };
         exchange.account.record.upstream = Some(route.name.clone());
         exchange.route = Some(route.clone());
-        let turn = Turn { settings, route, parts, peer, exchange };
+        let turn = Turn { settings, route, parts, peer, exchange, _held: held };
         match well_known {
             Some(path) => self.well_known(turn, &path, body).await,
             None if turn.parts.method == Method::POST => self.post(turn, body).await,
@@ -250,15 +254,14 @@ enum Unread {
     Left,
 }
 
-/// Reads a node's body whole.
-async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
+/// Reads a node's body whole. Where too much is held already, reading pauses.
+async fn read(body: Incoming, limits: &Limits, held: &mut Held) -> Result<Bytes, Unread> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
     let mut body = body;
     let deadline = time::Instant::now() + limits.body_timeout;
-    let mut first = Bytes::new();
-    let mut joined = Vec::new();
+    let mut all = Joined::expecting(body.size_hint().exact(), limits.request_body);
     loop {
         let frame = match time::timeout_at(deadline, body.frame()).await {
             Err(_) => return Err(Unread::Refused(admit::too_slow(limits), None)),
@@ -270,17 +273,17 @@ async fn read(body: Incoming, limits: &Limits) -> Result<Bytes, Unread> {
             Ok(Some(Err(_))) => return Err(Unread::Left),
         };
         let Ok(data) = frame.into_data() else { continue };
-        if first.len() + joined.len() + data.len() > limits.request_body {
+        if all.len() + data.len() > limits.request_body {
             return Err(Unread::Refused(admit::too_large(limits), Some(body)));
         }
-        if first.is_empty() && joined.is_empty() {
-            first = data;
-        } else {
-            joined.extend_from_slice(&std::mem::take(&mut first));
-            joined.extend_from_slice(&data);
+        if time::timeout_at(deadline, held.room(limits.request_body)).await.is_err() {
+            return Err(Unread::Refused(admit::too_full(), Some(body)));
         }
+        all.push(data);
+        held.set(all.len());
     }
-    Ok(if joined.is_empty() { first } else { joined.into() })
+    held.pass_turn();
+    Ok(all.into())
 }
 
 /// Whether the node's chunks were not what they say, and not its connection that ended.

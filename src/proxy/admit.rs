@@ -196,6 +196,14 @@ pub(super) fn too_slow(limits: &Limits) -> Refusal {
     refusal
 }
 
+/// Too much is held for others to take the body in.
+pub(super) fn too_full() -> Refusal {
+    let message = "the sidecar holds as much as it may, nothing was sent";
+    let mut refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, message);
+    refusal.headers.push((header::RETRY_AFTER, HeaderValue::from_static("1")));
+    refusal
+}
+
 /// The connection can't serve another request: nobody knows where that would begin.
 pub(super) fn bad_framing() -> Refusal {
     let mut refusal = bad_request("the chunks of the request body are malformed");

@@ -88,8 +88,13 @@ pub(super) enum Read {
     Begun(Bytes),
 }
 
+/// Who goes beyond the limit of held bytes and then hears nothing for so long lets another one go on.
+const TURN: Duration = Duration::from_secs(1);
+/// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
+const PIECE: usize = 256;
+
 /// Reads a body whole, or until it exceeds `limit`. What is compressed may be small only on the wire: no piece of it may
-/// be larger than `piece` when it is decoded.
+/// be larger than `piece` when it is decoded. Where many bodies are held together, reading pauses.
 pub(super) async fn read(
     body: &mut upstream::Body,
     held: &mut Held,
@@ -97,31 +102,76 @@ pub(super) async fn read(
     limit: usize,
     piece: usize,
 ) -> Result<Read, Failure> {
-    let mut all = BytesMut::new();
-    let mut first = Bytes::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(chunk) = frame?.into_data() else { continue };
-        let chunk = match decoder {
-            Some(decoder) => decoder.push(&chunk, piece)?,
-            None => chunk,
-        };
-        if first.is_empty() && all.is_empty() {
-            first = chunk;
-        } else {
-            all.extend_from_slice(&std::mem::take(&mut first));
-            all.extend_from_slice(&chunk);
+    let mut all = Joined::expecting(body.size_hint().exact().filter(|_| decoder.is_none()), limit);
+    while let Some(frame) = next(body, held).await {
+        let Ok(mut chunk) = frame?.into_data() else { continue };
+        while !chunk.is_empty() {
+            let some = match decoder {
+                Some(decoder) => decoder.push(&chunk.split_to(PIECE.min(chunk.len())), piece)?,
+                None => std::mem::take(&mut chunk),
+            };
+            held.room(piece).await;
+            all.push(some);
+            if all.len() > limit {
+                return Ok(Read::Begun(all.into()));
+            }
+            held.set(all.len());
         }
-        let size = first.len() + all.len();
-        if size > limit {
-            return Ok(Read::Begun(if all.is_empty() { first } else { all.freeze() }));
-        }
-        while !held.has_room(size == 0) {
-            time::sleep(Duration::from_millis(5)).await;
-        }
-        held.set(size);
     }
     if let Some(mut decoder) = decoder.take() {
         decoder.finish()?;
     }
-    Ok(Read::Whole(if all.is_empty() { first } else { all.freeze() }))
+    held.pass_turn();
+    Ok(Read::Whole(all.into()))
+}
+
+async fn next(
+    body: &mut upstream::Body,
+    held: &mut Held,
+) -> Option<Result<http_body::Frame<Bytes>, upstream::Error>> {
+    if held.has_turn() {
+        if let Ok(frame) = time::timeout(TURN, body.frame()).await {
+            return frame;
+        }
+        held.pass_turn();
+    }
+    body.frame().await
+}
+
+/// Chunks as one; the only one there is is not copied.
+#[derive(Debug, Default)]
+pub(super) struct Joined {
+    first: Bytes,
+    all: BytesMut,
+    expected: usize,
+}
+
+impl Joined {
+    /// Nothing yet, of so many bytes if that is known; no more than `limit` is believed.
+    pub(super) fn expecting(length: Option<u64>, limit: usize) -> Self {
+        let length = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+        Self { expected: length.min(limit), ..Self::default() }
+    }
+
+    pub(super) fn push(&mut self, chunk: Bytes) {
+        if self.len() == 0 {
+            self.first = chunk;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.reserve(self.expected);
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&chunk);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.first.len() + self.all.len()
+    }
+}
+
+impl From<Joined> for Bytes {
+    fn from(joined: Joined) -> Self {
+        if joined.all.is_empty() { joined.first } else { joined.all.freeze() }
+    }
 }
