@@ -60,8 +60,8 @@ pub struct Running {
     pub terminal: Terminal,
     /// When it began.
     pub started: Instant,
-    /// The upstream and the tool, where it is a call.
-    pub call: OnceLock<(Arc<str>, String)>,
+    /// The upstream and the tools that are called: one, or those of a batch.
+    pub calls: OnceLock<(Arc<str>, Vec<String>)>,
     answered: AtomicBool,
     lease_lost: AtomicBool,
     phase: AtomicU8,
@@ -84,7 +84,7 @@ impl Running {
             era,
             terminal: Terminal::new(),
             started: Instant::now(),
-            call: OnceLock::new(),
+            calls: OnceLock::new(),
             answered: AtomicBool::new(false),
             lease_lost: AtomicBool::new(false),
             phase: AtomicU8::new(RUNS),

@@ -125,10 +125,12 @@ impl Sidecar {
     pub fn reload(&self, settings: Settings) {
         self.ledger.reload(settings.ledger.clone());
         let settings = Arc::new(settings);
+        // First, so that whoever is not yet among what runs is asked by what holds now.
         self.settings.store(settings.clone());
         for running in self.registry.all() {
-            let Some((upstream, tool)) = running.call.get() else { continue };
-            let denied = settings.routes.get(&**upstream).is_some_and(|route| !route.policy.allows(tool));
+            let Some((upstream, tools)) = running.calls.get() else { continue };
+            let Some(route) = settings.routes.get(&**upstream) else { continue };
+            let denied = tools.iter().any(|tool| !route.policy.allows(tool));
             if denied && running.cancel(CancelledBy::Policy) {
                 running.close();
             }

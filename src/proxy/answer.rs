@@ -59,6 +59,10 @@ impl Sidecar {
             claim.ends(State::Unknown);
         }
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
+        if running.as_ref().is_some_and(|running| running.is_closed()) {
+            // While the ledger was asked: it is not sent any more.
+            return self.cut(turn.exchange, &asked, Cut::Closed);
+        }
         let peer = turn.peer.clone();
         let sent = race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await;
         let response = match sent {

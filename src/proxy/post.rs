@@ -255,9 +255,11 @@ impl Sidecar {
             () => Sort::Request,
         };
         let entry = self.registry.enter(asked.scope.clone(), message.id.clone(), sort, era);
-        if let Some(tool) = message.params.name.as_ref().filter(|_| asked.call) {
+        let calls = message.batch.iter().chain([message]).filter(|one| one.is(CALL));
+        let tools: Vec<String> = calls.filter_map(|one| one.params.name.clone()).collect();
+        if !tools.is_empty() {
             // The entry is new.
-            let _ = entry.running.call.set((asked.scope.upstream.clone(), tool.clone()));
+            let _ = entry.running.calls.set((asked.scope.upstream.clone(), tools));
         }
         let meta = match &message.params.meta {
             Meta::Object(meta) => Some(meta),
