@@ -137,6 +137,7 @@ fn state(table: &mut Table<'_>, flags: &Flags) -> State {
     });
     match flags.state.as_deref().filter(|flag| !flag.is_empty()) {
         Some(flag) => state_spec(flag)
+            .and_then(without_password)
             .map_err(|reason| source.problem(None, "--state", reason))
             .unwrap_or(State::Memory),
         None => from_file.unwrap_or_else(|| default_state(source.environment)),
@@ -160,6 +161,16 @@ fn state_spec(text: &str) -> Result<State, String> {
         return Err("must be \"redis://HOST:PORT/DB\" with a number as DB".into());
     }
     Err("must be \"memory:\", \"sqlite:PATH\", \"redis://HOST:PORT/DB\" or \"rediss://HOST:PORT/DB\"".into())
+}
+
+/// A flag shows in the list of processes.
+fn without_password(state: State) -> Result<State, String> {
+    match &state {
+        State::Redis(url) if url.contains('@') => {
+            Err("a password is not taken from the command line: write the URL into a file".into())
+        }
+        _ => Ok(state),
+    }
 }
 
 /// The state directory that systemd names, else the XDG base directory. Without a home there is no place that outlives

@@ -424,6 +424,18 @@ fn wrong_flags_are_problems_that_name_the_flag() {
 }
 
 #[test]
+fn no_flag_takes_a_secret() {
+    let flags = Flags {
+        state: Some("redis://:pw1@localhost/0".into()),
+        upstream: vec!["a=https://user:pw2@localhost/ b=https://pw3@localhost/".into()],
+        ..Flags::default()
+    };
+    let shown = with_flags("", &flags).expect_err("refused").to_string();
+    assert_eq!(shown.matches("is not taken from the command line").count(), 3, "{shown}");
+    assert!(!shown.contains("pw"), "{shown}");
+}
+
+#[test]
 fn state_lives_in_the_first_directory_that_the_environment_names() {
     let with = |variables: &[(&str, &str)]| {
         let set: HashMap<_, _> = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();

@@ -224,7 +224,13 @@ pub(super) fn read(mut table: Table<'_>, flag: Option<&str>) -> Option<Upstream>
     let from_file = table.text("url", url);
     let found = match flag {
         Some(text) => {
-            url(text).map_err(|reason| table.source().problem(None, "--upstream", reason.as_str())).ok()
+            let found = url(text).and_then(|(url, user_info)| match user_info {
+                None => Ok((url, None)),
+                Some(_) => {
+                    Err("a credential is not taken from the command line: name a bearer in a file".into())
+                }
+            });
+            found.map_err(|reason: String| table.source().problem(None, "--upstream", reason)).ok()
         }
         None => {
             if from_file.is_none() && table.line_of("url").is_none() {
