@@ -76,6 +76,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The file; `None`: what was open at the start.
+    file: Option<PathBuf>,
     lines: Vec<u8>,
     /// Bytes that the thread took and has not written yet; they count against the bound.
     writing: usize,
@@ -91,12 +93,7 @@ impl Sink {
     ///
     /// The file cannot be opened (the error names it), or no thread can be started.
     pub fn open(settings: &Settings, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
-        let output = match &settings.file {
-            Some(path) => append(path)?,
-            // A file of its own, so that the writer holds no lock that `println!` waits for.
-            None => File::from(io::stdout().as_fd().try_clone_to_owned()?),
-        };
-        Self::start(output, settings, metrics)
+        Self::start(open(settings.file.as_deref())?, settings, metrics)
     }
 
     /// The same over an output that is already open; `settings.file` is what [`Sink::reopen`] opens.
@@ -112,14 +109,13 @@ impl Sink {
         let shared = Arc::new(Shared {
             text: settings.text,
             bound: settings.buffer,
-            state: Mutex::default(),
+            state: Mutex::new(State { file: settings.file.clone(), ..State::default() }),
             wake: Condvar::new(),
             ended: Condvar::new(),
         });
         let job = Job {
             shared: Arc::clone(&shared),
             output: Box::new(output),
-            file: settings.file.clone(),
             metrics: Arc::clone(&metrics),
             torn: false,
             failing: false,
@@ -161,8 +157,22 @@ impl Sink {
     /// new one. If that fails the old one stays, and the diagnostic log says so. Stdout: does nothing.
     pub fn reopen(&self) {
         if let Target::Buffer(shared) = &self.target {
-            shared.lock().reopen = true;
+            let mut state = shared.lock();
+            state.reopen = state.file.is_some();
             shared.wake.notify_one();
+        }
+    }
+
+    /// Has the writer go on in another file (`None`: stdout), if that is another one than now. Lines in the buffer go
+    /// there. If it cannot be opened the old one stays until [`Sink::reopen`], and the diagnostic log says so.
+    pub fn redirect(&self, file: Option<&Path>) {
+        if let Target::Buffer(shared) = &self.target {
+            let mut state = shared.lock();
+            if state.file.as_deref() != file {
+                state.file = file.map(Path::to_path_buf);
+                state.reopen = true;
+                shared.wake.notify_one();
+            }
         }
     }
 
@@ -227,7 +237,6 @@ impl Shared {
 struct Job {
     shared: Arc<Shared>,
     output: Box<dyn Write + Send>,
-    file: Option<PathBuf>,
     metrics: Arc<Metrics>,
     /// The output ends amid a line: the next batch begins with a line feed.
     torn: bool,
@@ -240,8 +249,8 @@ impl Job {
         let mut batch = Vec::new();
         loop {
             let (reopen, last) = self.take(&mut batch);
-            if reopen {
-                self.reopen();
+            if let Some(file) = reopen {
+                self.reopen(file.as_deref());
             }
             self.write(&batch);
             batch.clear();
@@ -258,8 +267,9 @@ impl Job {
         }
     }
 
-    /// Waits for lines, lets a few gather, and takes them all into `batch`. Gives whether to reopen and whether to end.
-    fn take(&self, batch: &mut Vec<u8>) -> (bool, bool) {
+    /// Waits for lines, lets a few gather, and takes them all into `batch`. Gives what to open
+    /// instead and whether to end.
+    fn take(&self, batch: &mut Vec<u8>) -> (Option<Option<PathBuf>>, bool) {
         let idle = |state: &mut State| state.lines.is_empty() && !state.reopen && !state.closing;
         let state = self.shared.lock();
         let state = self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
@@ -268,12 +278,12 @@ impl Job {
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         std::mem::swap(&mut state.lines, batch);
         state.writing = batch.len();
-        (std::mem::take(&mut state.reopen), state.closing)
+        let reopen = std::mem::take(&mut state.reopen).then(|| state.file.clone());
+        (reopen, state.closing)
     }
 
-    fn reopen(&mut self) {
-        let Some(path) = &self.file else { return };
-        match append(path) {
+    fn reopen(&mut self, file: Option<&Path>) {
+        match open(file) {
             Ok(file) => {
                 self.output = Box::new(file);
                 self.torn = false;
@@ -318,7 +328,11 @@ impl Job {
     }
 }
 
-fn append(path: &Path) -> io::Result<File> {
+fn open(file: Option<&Path>) -> io::Result<File> {
+    let Some(path) = file else {
+        // A file of its own, so that the writer holds no lock that `println!` waits for.
+        return Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?));
+    };
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }

@@ -19,7 +19,10 @@ use tokio::{
 };
 use tower::Service;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    Layer, Registry, filter::Targets, fmt, layer::SubscriberExt, reload as filter_reload,
+    util::SubscriberInitExt,
+};
 
 use super::{FAILED, USAGE, in_runtime};
 use crate::{
@@ -44,8 +47,8 @@ pub fn run(flags: Flags) -> ExitCode {
     let loaded = Config::load(&flags, &process_environment);
     match loaded.and_then(|config| reload::Reloader::new(flags, config)) {
         Ok((reloader, settings)) => {
-            diagnose(&reloader.current().log);
-            in_runtime(serve(reloader, settings))
+            let level = diagnose(&reloader.current().log);
+            in_runtime(serve(reloader, settings, level))
         }
         Err(problems) => {
             eprintln!("{problems}");
@@ -54,17 +57,25 @@ pub fn run(flags: Flags) -> ExitCode {
     }
 }
 
-/// The diagnostic log, on stderr. Other crates' lines below a warning stay out: some show header values.
-fn diagnose(log: &Log) {
-    let targets =
-        Targets::new().with_default(log.level.min(LevelFilter::WARN)).with_target("mcp_sidecar", log.level);
+/// Changes the level of the diagnostic log.
+type Level = filter_reload::Handle<Targets, Registry>;
+
+/// The diagnostic log, on stderr.
+fn diagnose(log: &Log) -> Level {
+    let (targets, level) = filter_reload::Layer::new(targets(log.level));
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     let lines = if log.text { lines.boxed() } else { lines.json().boxed() };
     tracing_subscriber::registry().with(lines.with_filter(targets)).init();
+    level
+}
+
+/// Other crates' lines below a warning stay out: some show header values.
+fn targets(level: LevelFilter) -> Targets {
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("mcp_sidecar", level)
 }
 
 /// Serves until a signal has ended it.
-async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> ExitCode {
+async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level: Level) -> ExitCode {
     let started =
         Signals::new().map_err(|error| format!("can't wait for signals: {error}")).and_then(|signals| {
             let (nodes, admin) = bind(reloader.current())?;
@@ -108,7 +119,8 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings) -> Exi
         }
     });
 
-    live(&mut reloader, &sidecar, &sink, admin.as_ref(), &mut signals).await;
+    let logs = Logs { sink: sink.clone(), level };
+    live(&mut reloader, &sidecar, &logs, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
     let code = tokio::select! {
@@ -163,7 +175,7 @@ fn service(
 async fn live(
     reloader: &mut reload::Reloader,
     sidecar: &Sidecar,
-    sink: &Sink,
+    logs: &Logs,
     admin: Option<&Admin>,
     signals: &mut Signals,
 ) {
@@ -174,7 +186,7 @@ async fn live(
             _ = signals.term.recv() => return,
             _ = signals.int.recv() => return,
             _ = signals.hup.recv() => {
-                sink.reopen();
+                logs.sink.reopen();
                 block_in_place(|| reloader.reload(&process_environment))
             }
             _ = poll.tick() => block_in_place(|| reloader.poll(&process_environment)),
@@ -184,9 +196,24 @@ async fn live(
                 admin.allow(&settings.auth);
             }
             sidecar.reload(settings);
+            logs.follow(&reloader.current().log);
             // Said once it is true: who reads the line may ask at once.
             tracing::info!("configuration reloaded");
         }
+    }
+}
+
+/// Both logs, as far as a reload changes them.
+struct Logs {
+    sink: Sink,
+    level: Level,
+}
+
+impl Logs {
+    fn follow(&self, log: &Log) {
+        self.sink.redirect(log.access.as_deref());
+        // Fails only where nothing is logged any more.
+        let _ = self.level.reload(targets(log.level));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads the configuration again while the sidecar runs (contract section 2).
 //!
 //! A wrong file is refused whole and the old configuration stays. Upstreams whose connections would be made as before
-//! keep them. `listen`, `admin`, `state` and `[log]` stay as they were at start.
+//! keep them. `listen`, `admin`, `state` and `log.format` stay as they were at start.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -131,11 +131,11 @@ impl Config {
         keep("listen", self.listen != old.listen);
         keep("admin", self.admin != old.admin);
         keep("state", self.state != old.state);
-        keep("log", self.log != old.log);
+        keep("log.format", self.log.text != old.log.text);
         self.listen.clone_from(&old.listen);
         self.admin.clone_from(&old.admin);
         self.state.clone_from(&old.state);
-        self.log.clone_from(&old.log);
+        self.log.text = old.log.text;
         changed
     }
 }
