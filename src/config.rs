@@ -33,7 +33,7 @@ pub use secret::SecretFile;
 pub use upstream::Connection;
 
 use crate::{
-    account, ledger, listing,
+    account, certificate, ledger, listing,
     policy::Policy,
     proxy, relay,
     secret::Secret,
@@ -129,13 +129,22 @@ pub struct Auth {
     pub hosts: Vec<String>,
 }
 
-/// `[tls]`: PEM files.
+/// `[tls]`: PEM files. Equal while they name the same files and those look as they did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// The certificate chain.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// How the files looked when this was read.
+    stamps: [watch::Stamp; 2],
+}
+
+impl Tls {
+    fn new(cert: PathBuf, key: PathBuf) -> Self {
+        let stamps = [watch::stamp(&cert), watch::stamp(&key)];
+        Self { cert, key, stamps }
+    }
 }
 
 /// Where state lives.
@@ -361,6 +370,19 @@ impl Config {
         Ok(server::Settings { limits: self.connections.clone(), tls })
     }
 
+    /// The same after `earlier`, which was made of `old`: certificates that did not change are not read again, so that
+    /// one that has expired meanwhile does not stand in the way of another change.
+    fn server_settings_over(
+        &self,
+        old: &Self,
+        earlier: &server::Settings,
+    ) -> Result<server::Settings, Problems> {
+        if self.tls.is_some() && self.tls == old.tls {
+            return Ok(server::Settings { limits: self.connections.clone(), tls: earlier.tls.clone() });
+        }
+        self.server_settings()
+    }
+
     /// The settings of the access log.
     pub fn access_log(&self) -> account::log::Settings {
         // Enough for a burst of some 10,000 lines while a slow reader of stdout catches up.
@@ -376,10 +398,20 @@ impl Config {
                 warnings.push(format!("upstream {name} is reached without TLS beyond this host"));
             }
         }
+        warnings.extend(self.stale_authorities());
         if self.admin.as_ref().is_some_and(|address| !address.is_loopback()) {
             warnings.push("the admin listener is beyond loopback and asks for no credential".into());
         }
         warnings
+    }
+
+    /// Of each upstream whose `ca` has no certificate that is valid now.
+    fn stale_authorities(&self) -> Vec<String> {
+        let stale = self.upstreams.iter().filter_map(|(name, upstream)| {
+            let stale = certificate::stale_authorities(upstream.connection.tls.ca.as_deref()?)?;
+            Some(format!("the ca of upstream {name}: {stale}"))
+        });
+        stale.collect()
     }
 
     /// Every file whose change means that the configuration is read again.

@@ -29,6 +29,7 @@ pub mod admin;
 pub mod busy;
 pub mod call;
 pub mod cancel;
+pub mod certificate;
 pub mod client;
 pub mod clock;
 pub mod command;

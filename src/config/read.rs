@@ -259,7 +259,7 @@ fn tls(table: &mut Table<'_>) -> Option<Tls> {
         }
     }
     table.finish();
-    Some(Tls { cert: cert?, key: key? })
+    Some(Tls::new(cert?, key?))
 }
 
 fn ledger(mut table: Table<'_>) -> Ledger {

@@ -93,13 +93,16 @@ impl Reloader {
         let mut problems = Problems::of(config.file.as_deref());
         config.check_between_keys(&mut problems);
         problems.none()?;
-        let server = config.server_settings()?;
+        let server = config.server_settings_over(&self.current, &self.server.borrow())?;
         let settings = config.proxy_settings_over(&mut self.pools)?;
         self.server.send_replace(Arc::new(server));
         self.current = config;
         self.watch_current();
         for key in restart {
             tracing::warn!(key, "takes effect at a restart");
+        }
+        for stale in self.current.stale_authorities() {
+            tracing::warn!("{stale}");
         }
         Ok(settings)
     }

@@ -158,7 +158,7 @@ fn every_key_of_the_contract_is_taken_and_relative_paths_are_the_files() {
     assert_eq!(config.log.access.as_deref(), Some(Path::new("/etc/sidecar/logs/access.log")));
     assert_eq!([config.limits.event, config.connections.connections], [500_000, 10]);
     assert!(config.auth.bearer.as_ref().is_some_and(|bearer| bearer.matches(b"secret of TOKEN")));
-    let tls = Tls { cert: "/etc/sidecar/server.pem".into(), key: "/abs/server.key".into() };
+    let tls = Tls::new("/etc/sidecar/server.pem".into(), "/abs/server.key".into());
     assert_eq!(config.tls, Some(tls));
     let upstream = &config.upstreams["github"];
     assert_eq!(upstream.connection.url.to_string(), "https://api.example.com/mcp?x=1");

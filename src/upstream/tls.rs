@@ -5,14 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::aws_lc_rs,
-    pki_types::{
-        CertificateDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
-};
+use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
+
+use crate::certificate::{self, Own};
 
 /// What the configuration says of TLS to one upstream. All optional.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +27,8 @@ pub struct Files {
 ///
 /// # Errors
 ///
-/// A text that names the file and what is wrong with it (unreadable, no certificate, key of another certificate).
+/// A text that names the file and what is wrong with it (unreadable, no certificate, one that is not valid now, key of
+/// another certificate).
 pub fn client(files: &Files, http1_only: bool) -> Result<Arc<ClientConfig>, String> {
     let roots = match &files.ca {
         Some(path) => own_roots(path)?,
@@ -46,13 +42,10 @@ pub fn client(files: &Files, http1_only: bool) -> Result<Arc<ClientConfig>, Stri
     let mut config = match (&files.cert, &files.key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let chain = certificates(cert)?;
-            builder.with_client_auth_cert(chain, private_key(key)?).map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    format!("{}: is not the key of the certificate in {}", key.display(), cert.display())
-                }
-                error => format!("{} with {}: {error}", cert.display(), key.display()),
-            })?
+            let own = Own::read(cert, key)?;
+            builder
+                .with_client_auth_cert(own.chain, own.key)
+                .map_err(|error| certificate::mismatch(cert, key, &error))?
         }
         (Some(cert), None) => return Err(format!("{}: a client certificate needs its key", cert.display())),
         (None, Some(key)) => return Err(format!("{}: a key needs its certificate", key.display())),
@@ -72,31 +65,8 @@ fn public_roots() -> RootCertStore {
 
 fn own_roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
+    for certificate in certificate::chain(path)? {
         roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(roots)
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
-        Ok(none) if none.is_empty() => Err(format!("{}: holds no PEM certificate", path.display())),
-        read => read.map_err(|error| unusable(path, &error)),
-    }
-}
-
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
-        pem::Error::NoItemsFound => format!("{}: holds no PEM private key", path.display()),
-        error => unusable(path, &error),
-    })
-}
-
-fn unusable(path: &Path, error: &pem::Error) -> String {
-    match error {
-        pem::Error::Io(error) => format!("{}: {error}", path.display()),
-        // Its own text may quote the file, and this one is a key.
-        _ => format!("{}: is not valid PEM", path.display()),
-    }
 }
