@@ -10,13 +10,10 @@ use std::{
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client, server::SendResponse};
 use http::Request;
-use rcgen::{CertificateParams, Issuer, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
 use tempfile::TempDir;
 use tokio::{net::TcpStream, runtime::Runtime, time::timeout};
-use tokio_rustls::TlsAcceptor;
 
-use super::{BOUND, Post, Watched};
+use super::{BOUND, Post, Watched, tls::Authority};
 
 /// The server. It lives as long as this value.
 #[derive(Debug)]
@@ -41,19 +38,36 @@ impl Server {
     where
         F: Future<Output = Option<Reason>> + Send + 'static,
     {
+        Self::with_limit(None, answer)
+    }
+
+    /// The same with so many streams at a time on one connection.
+    pub fn with_limit<F>(
+        limit: Option<u32>,
+        answer: impl Fn(Request<Bytes>, SendResponse<Bytes>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Option<Reason>> + Send + 'static,
+    {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (acceptor, ca) = acceptor();
+        let authority = Authority::new();
+        let (acceptor, ca) = (authority.issue().acceptor(&["h2"], None), authority.pem());
         let seen = Watched::new(Seen::default());
         let (into, answer) = (seen.clone(), Arc::new(answer));
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, seen, answer) = (acceptor.clone(), into.clone(), Arc::clone(&answer));
                 tokio::spawn(async move {
+                    let _ = stream.set_nodelay(true);
                     let Ok(stream) = acceptor.accept(stream).await else { return };
-                    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+                    let mut builder = h2::server::Builder::new();
+                    if let Some(limit) = limit {
+                        builder.max_concurrent_streams(limit);
+                    }
+                    let Ok(mut connection) = builder.handshake(stream).await else { return };
                     seen.change(|seen| seen.connections += 1);
                     while let Some(Ok((request, respond))) = connection.accept().await {
                         let (seen, answer) = (seen.clone(), Arc::clone(&answer));
@@ -87,6 +101,15 @@ impl Server {
     /// How many requests came.
     pub fn count(&self) -> usize {
         self.seen.lock().requests
+    }
+
+    /// Waits until so many requests have come.
+    pub fn wait_count(&self, count: usize) {
+        self.seen.wait(
+            &format!("{count} requests"),
+            |seen| format!("{seen:?}"),
+            |seen| (seen.requests >= count).then_some(()),
+        );
     }
 
     /// Waits for the next request that no wait has taken.
@@ -128,25 +151,6 @@ async fn read(mut body: RecvStream) -> Bytes {
         all.extend_from_slice(&piece);
     }
     all.into()
-}
-
-fn acceptor() -> (TlsAcceptor, String) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let ca = params.self_signed(&ca_key).unwrap().pem();
-    let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(["localhost".to_owned()]).unwrap();
-    let leaf = leaf.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
-        .unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    (TlsAcceptor::from(Arc::new(config)), ca)
 }
 
 /// A node on one HTTP/2 connection.

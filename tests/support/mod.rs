@@ -12,12 +12,14 @@
 )]
 
 pub mod client;
+pub mod frames;
 pub mod http;
 pub mod http2;
 pub mod mcp;
 pub mod process;
 pub mod sidecar;
 pub mod sse;
+pub mod tls;
 pub mod upstream;
 
 use std::{

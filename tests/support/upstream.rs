@@ -9,16 +9,15 @@ use std::{
     time::Duration,
 };
 
-use rcgen::{CertificateParams, Issuer, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
 use socket2::SockRef;
+use tempfile::TempDir;
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
 
 use super::{
     Watched,
     http::{Body, Head, Request},
     mcp,
+    tls::{Authority, Front},
 };
 
 /// The server. Its threads end with the test's process.
@@ -110,25 +109,25 @@ impl Upstream {
 
     /// The same behind TLS, with a certificate for `localhost`. The bytes recorded are those inside.
     pub fn tls(script: impl Fn(&Request, &mut Reply) + Send + Sync + 'static) -> Self {
-        let plain = Self::start(script);
-        let ca_key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let ca = params.self_signed(&ca_key).unwrap().pem();
-        let issuer = Issuer::new(params, ca_key);
-        let key = KeyPair::generate().unwrap();
-        let leaf = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-        let leaf = leaf.signed_by(&key, &issuer).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
-            .unwrap();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let address = terminate_tls(TlsAcceptor::from(Arc::new(config)), plain.address.clone());
-        Self { address, ca: Some(ca), seen: plain.seen }
+        Self::start(script).behind_tls(&["http/1.1"])
+    }
+
+    /// This one behind TLS that offers these versions of HTTP.
+    pub fn behind_tls(self, alpn: &[&str]) -> Self {
+        let authority = Authority::new();
+        let front = Front::start(authority.issue().acceptor(alpn, None), &self.address);
+        Self { address: format!("127.0.0.1:{}", front.port), ca: Some(authority.pem()), seen: self.seen }
+    }
+
+    /// A configuration with this as upstream `mcp`; its authority's certificate, if it has one, is written to `folder`.
+    pub fn config(&self, folder: &TempDir) -> String {
+        let mut table = format!("[upstreams.mcp]\nurl = \"{}\"\n", self.url());
+        if let Some(ca) = &self.ca {
+            let file = folder.path().join("ca.pem");
+            std::fs::write(&file, ca).unwrap();
+            table += &format!("tls = {{ ca = \"{}\" }}\n", file.display());
+        }
+        table
     }
 
     /// Its endpoint.
@@ -306,6 +305,11 @@ impl Reply {
         self.seen.wait_unbounded(|seen| seen.connections[me].closed);
     }
 
+    /// Every byte that has come over the connection.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.seen.lock().connections[self.connection].bytes.clone()
+    }
+
     /// Whether the peer has closed.
     pub fn closed(&self) -> bool {
         self.seen.lock().connections[self.connection].closed.is_some()
@@ -360,26 +364,4 @@ impl Seen {
         this.parsed += head.len + body.wire?;
         Some(Request { head, body: body.bytes, number, connection })
     }
-}
-
-/// Listens with TLS and passes what is inside on to `plain`; says where.
-fn terminate_tls(acceptor: TlsAcceptor, plain: String) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, plain) = (acceptor.clone(), plain.clone());
-                tokio::spawn(async move {
-                    let Ok(mut tls) = acceptor.accept(stream).await else { return };
-                    let mut inner = tokio::net::TcpStream::connect(plain).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut tls, &mut inner).await;
-                });
-            }
-        });
-    });
-    address
 }
