@@ -25,8 +25,9 @@ use super::{
 };
 
 /// HTTP/2 connections to one upstream. Further ones are opened only when the peer's limit of streams is reached on
-/// all that are there; beyond this many, requests wait for a stream.
-const SHARED: usize = 16;
+/// all that are there, so that no call waits for another one's end; beyond this many, requests wait for a stream. Servers
+/// allow a hundred streams and more, and what is in flight has limits of its own: it is reached by one that allows a few.
+const SHARED: usize = 1024;
 
 /// How often idle connections are looked after.
 const SWEEP: Duration = Duration::from_secs(2);
@@ -129,9 +130,9 @@ impl Pool {
             if let Some(free) = state.shared.iter().find(|connection| connection.has_room()) {
                 return Next::Use(Taken::Http2(free.take()));
             }
-            if state.shared.len() >= SHARED
-                && let Some(least) = state.shared.iter().min_by_key(|connection| connection.streams())
-            {
+            let least = state.shared.iter().min_by_key(|connection| connection.streams());
+            // One that carries nothing and has no room lets no stream begin yet, and nor would a further one.
+            if let Some(least) = least.filter(|least| state.shared.len() >= SHARED || least.streams() == 0) {
                 return Next::Use(Taken::Http2(least.take()));
             }
             let Some(mut idle) = state.idle.pop_back() else {
