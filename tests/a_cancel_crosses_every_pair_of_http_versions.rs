@@ -56,7 +56,8 @@ impl Behind {
     fn http2(limit: Option<u32>) -> Self {
         let gate = Arc::new(Semaphore::new(0));
         let pass = gate.clone();
-        let server = Server::with_limit(limit, move |request, respond| answer(request, respond, pass.clone()));
+        let server =
+            Server::with_limit(limit, move |request, respond| answer(request, respond, pass.clone()));
         Self::Two(server, gate)
     }
 

@@ -147,8 +147,7 @@ impl Front {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let front =
-            Self { port, acceptor: Arc::new(Mutex::new(acceptor)), hellos: Watched::new(Vec::new()) };
+        let front = Self { port, acceptor: Arc::new(Mutex::new(acceptor)), hellos: Watched::new(Vec::new()) };
         let (this, plain) = (front.clone(), plain.to_owned());
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
