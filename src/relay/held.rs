@@ -25,7 +25,8 @@ use crate::{
     upstream,
 };
 
-/// A body that is known whole. The exchange is completed when hyper takes it (at once if there is nothing to take).
+/// A body that is known whole. The exchange is completed when hyper takes the last of it (at once if there is nothing to
+/// take).
 pub fn whole(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
     Body::new(Whole::new(exchange, bytes, outcome, true))
 }
@@ -36,11 +37,15 @@ pub fn event_stream(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body 
 }
 
 struct Whole {
-    bytes: Option<Bytes>,
+    /// What was not taken yet.
+    bytes: Bytes,
     names_length: bool,
     outcome: Outcome,
     exchange: Exchange,
 }
+
+/// Bytes given at once: hyper buffers little more, so what a slow node has not taken stays here, and stays counted.
+const FRAME: usize = 64 * 1024;
 
 impl Whole {
     fn new(mut exchange: Exchange, bytes: Bytes, outcome: Outcome, names_length: bool) -> Self {
@@ -48,7 +53,7 @@ impl Whole {
         if bytes.is_empty() {
             exchange.completed(outcome);
         }
-        Self { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), names_length, outcome, exchange }
+        Self { bytes, names_length, outcome, exchange }
     }
 }
 
@@ -60,22 +65,29 @@ impl http_body::Body for Whole {
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let Some(bytes) = self.bytes.take() else { return Poll::Ready(None) };
-        let outcome = self.outcome;
-        self.exchange.account.record.bytes_out = Some(bytes.len() as u64);
-        self.exchange.completed(outcome);
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
+        if self.bytes.is_empty() {
+            return Poll::Ready(None);
+        }
+        let some = self.bytes.len().min(FRAME);
+        let frame = self.bytes.split_to(some);
+        let passed = &mut self.exchange.account.record.bytes_out;
+        *passed = Some(passed.unwrap_or(0) + frame.len() as u64);
+        if self.bytes.is_empty() {
+            let outcome = self.outcome;
+            self.exchange.completed(outcome);
+        }
+        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none() && self.names_length
+        self.bytes.is_empty() && self.names_length
     }
 
     fn size_hint(&self) -> SizeHint {
         if !self.names_length {
             return SizeHint::default();
         }
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        SizeHint::with_exact(self.bytes.len() as u64)
     }
 }
 

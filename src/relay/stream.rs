@@ -26,6 +26,7 @@ use tokio::{
 
 use super::{
     Settings,
+    assembly::Assembly,
     body::{Body, BoxError},
     clocks::{Clock, Clocks},
     decode::Decoder,
@@ -55,6 +56,8 @@ const PIECE: usize = 256;
 const DECODED: usize = 1024 * 1024;
 /// Bytes that the body gives as one frame, unless one event alone is larger.
 const FRAME: usize = 64 * 1024;
+/// The most of such an event.
+const LARGEST: usize = 4 * FRAME;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What keeps an idle stream alive: a comment and an empty line (WHATWG HTML § 9.2.7).
@@ -95,6 +98,7 @@ pub struct Start {
 pub fn relay(start: Start) -> Body {
     let running = start.exchange.entry.as_ref().map(|entry| entry.running.clone());
     let now = Instant::now();
+    let assembly = Assembly::new(start.held.another(), start.event_limit);
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
             queue: Queue::new(start.settings.clone()),
@@ -130,6 +134,7 @@ pub fn relay(start: Start) -> Body {
         upstream: Some(start.upstream),
         decoder: start.decoder,
         scanner: Scanner::new(start.event_limit),
+        assembly,
         encoded: Bytes::new(),
         backlog: VecDeque::new(),
         settling: None,
@@ -248,18 +253,21 @@ impl State {
             }
             self.put(words);
         }
-        let bytes = match self.out.as_mut_slice() {
+        let mut bytes: Bytes = match self.out.as_mut_slice() {
             [] => return None,
             [one] => std::mem::take(one),
             all => all.concat().into(),
         };
         self.out.clear();
-        self.out_bytes = 0;
+        // What hyper has taken is counted no more, so it gets no more than a slow node can hold up there.
+        let rest = bytes.split_off(bytes.len().min(LARGEST));
+        self.out_bytes = rest.len();
+        self.out.extend(Some(rest).filter(|rest| !rest.is_empty()));
         self.ours_last = false;
         self.taken = now;
         self.bytes_out += bytes.len() as u64;
         self.count_held();
-        if std::mem::take(&mut self.out_final) {
+        if self.out.is_empty() && std::mem::take(&mut self.out_final) {
             let outcome = self.final_outcome;
             self.exchange.completed(outcome);
         }
@@ -303,7 +311,7 @@ impl State {
     fn has_room(&self, event: Option<&Event>) -> bool {
         self.muted
             || event.is_none_or(|event| self.queue.fits(event.bytes.len() + event.prefix.len()))
-                && self.held.has_room(self.queue.is_empty())
+                && self.held.has_room(self.queue.is_empty() && self.out.is_empty())
     }
 
     fn count_held(&mut self) {
@@ -363,6 +371,8 @@ struct Pump {
     /// What of the chunk at hand is still to be decoded.
     encoded: Bytes,
     scanner: Scanner,
+    /// Counts what the scanner holds.
+    assembly: Assembly,
     /// Events of the chunk at hand that the queue has no room for yet.
     backlog: VecDeque<Event>,
     /// A response that waits until its end is stored.
@@ -408,6 +418,9 @@ impl Future for Pump {
             }
             self.poll_upstream(cx);
             self.stand_still();
+        }
+        if self.upstream.is_none() {
+            self.assembly.end();
         }
         self.poll_drained(cx)
     }
@@ -460,7 +473,15 @@ impl Pump {
                 }
                 continue;
             }
-            match self.poll_chunk(cx) {
+            if self.assembly.poll_room(self.scanner.held(), cx).is_pending() {
+                return self.flush();
+            }
+            let chunk = self.poll_chunk(cx);
+            match chunk {
+                Poll::Ready(_) => self.assembly.fed(),
+                Poll::Pending => self.assembly.poll_starved(cx),
+            }
+            match chunk {
                 Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
                 Poll::Ready(Some(Err(error))) => self.closing = Some(Closing::Broken(error.into())),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
@@ -665,7 +686,7 @@ impl Pump {
     fn stand_still(&mut self) {
         let now = Instant::now();
         let asking = self.running.as_ref().is_some_and(|running| running.awaits_node());
-        let blocked = !self.backlog.is_empty();
+        let blocked = !self.backlog.is_empty() || self.assembly.waits();
         for (was, is) in [(&mut self.asking, asking), (&mut self.blocked, blocked)] {
             if *was != is {
                 if is {
