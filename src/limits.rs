@@ -77,6 +77,11 @@ impl Held {
         Self { total, limit, mine: 0, turn: None }
     }
 
+    /// Another holder under the same limit, with nothing yet.
+    pub fn another(&self) -> Self {
+        Self::new(self.total.clone(), self.limit)
+    }
+
     /// Now `bytes` are held.
     pub fn set(&mut self, bytes: usize) {
         let counter = &self.total.0;

@@ -125,7 +125,7 @@ impl Sidecar {
     pub fn reload(&self, settings: Settings) {
         self.ledger.reload(settings.ledger.clone());
         let settings = Arc::new(settings);
-        // First, so that whoever is not yet among what runs is asked by what holds now: see `allows`.
+        // First, so that whoever is not yet among what runs is asked by what holds now.
         self.settings.store(settings.clone());
         for running in self.registry.all() {
             let Some((upstream, tools)) = running.calls.get() else { continue };

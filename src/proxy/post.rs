@@ -261,7 +261,7 @@ impl Sidecar {
             () => Sort::Request,
         };
         let entry = self.registry.enter(asked.scope.clone(), message.id.clone(), sort, era);
-        let calls = message.batch.iter().chain([message]).filter(|one| one.is_call());
+        let calls = message.batch.iter().chain([message]).filter(|one| one.is(CALL));
         let tools: Vec<String> = calls.filter_map(|one| one.params.name.clone()).collect();
         if !tools.is_empty() {
             // The entry is new.

@@ -6,9 +6,15 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tokio::time::{self, Duration};
+use tokio::time;
 
-use crate::{error::Failure, headers, limits::Held, relay::decode::Decoder, upstream};
+use crate::{
+    error::Failure,
+    headers,
+    limits::Held,
+    relay::{assembly::TURN, decode::Decoder},
+    upstream,
+};
 
 /// How much of a busy upstream's body is read, if it is there already, to keep the connection.
 const BUSY_BODY: usize = 64 * 1024;
@@ -88,8 +94,6 @@ pub(super) enum Read {
     Begun(Bytes),
 }
 
-/// Who goes beyond the limit of held bytes and then hears nothing for so long lets another one go on.
-const TURN: Duration = Duration::from_secs(1);
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
 const PIECE: usize = 256;
 

@@ -21,13 +21,12 @@ use crate::{
     account::Outcome,
     error::{Failure, Reason},
     exchange::Exchange,
-    ledger::Claim,
     server::Peer,
-    store::BoxFuture,
     upstream,
 };
 
-/// A body that is known whole. The exchange is completed when hyper takes it (at once if there is nothing to take).
+/// A body that is known whole. The exchange is completed when hyper takes the last of it (at once if there is nothing to
+/// take).
 pub fn whole(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
     Body::new(Whole::new(exchange, bytes, outcome, true))
 }
@@ -38,13 +37,15 @@ pub fn event_stream(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body 
 }
 
 struct Whole {
-    /// The end of a call that has none of its upstream's; stored before its node can make the next attempt.
-    settling: Option<BoxFuture<'static, ()>>,
-    bytes: Option<Bytes>,
+    /// What was not taken yet.
+    bytes: Bytes,
     names_length: bool,
     outcome: Outcome,
     exchange: Exchange,
 }
+
+/// Bytes given at once: hyper buffers little more, so what a slow node has not taken stays here, and stays counted.
+const FRAME: usize = 64 * 1024;
 
 impl Whole {
     fn new(mut exchange: Exchange, bytes: Bytes, outcome: Outcome, names_length: bool) -> Self {
@@ -52,14 +53,7 @@ impl Whole {
         if bytes.is_empty() {
             exchange.completed(outcome);
         }
-        let settling = settling(&mut exchange);
-        Self {
-            settling,
-            bytes: Some(bytes).filter(|bytes| !bytes.is_empty()),
-            names_length,
-            outcome,
-            exchange,
-        }
+        Self { bytes, names_length, outcome, exchange }
     }
 }
 
@@ -69,39 +63,32 @@ impl http_body::Body for Whole {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
+        _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        ready!(poll_settled(&mut self.settling, cx));
-        let Some(bytes) = self.bytes.take() else { return Poll::Ready(None) };
-        let outcome = self.outcome;
-        self.exchange.account.record.bytes_out = Some(bytes.len() as u64);
-        self.exchange.completed(outcome);
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
+        if self.bytes.is_empty() {
+            return Poll::Ready(None);
+        }
+        let some = self.bytes.len().min(FRAME);
+        let frame = self.bytes.split_to(some);
+        let passed = &mut self.exchange.account.record.bytes_out;
+        *passed = Some(passed.unwrap_or(0) + frame.len() as u64);
+        if self.bytes.is_empty() {
+            let outcome = self.outcome;
+            self.exchange.completed(outcome);
+        }
+        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none() && self.names_length
+        self.bytes.is_empty() && self.names_length
     }
 
     fn size_hint(&self) -> SizeHint {
         if !self.names_length {
             return SizeHint::default();
         }
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        SizeHint::with_exact(self.bytes.len() as u64)
     }
-}
-
-/// Writes the end of the exchange's claim, if it has one.
-fn settling(exchange: &mut Exchange) -> Option<BoxFuture<'static, ()>> {
-    exchange.claim.take().map(Claim::settle)
-}
-
-fn poll_settled(settling: &mut Option<BoxFuture<'static, ()>>, cx: &mut Context<'_>) -> Poll<()> {
-    if let Some(work) = settling {
-        ready!(work.as_mut().poll(cx));
-        *settling = None;
-    }
-    Poll::Ready(())
 }
 
 /// What of an upstream's body was not read yet.
@@ -160,11 +147,9 @@ pub fn pulled(
     if never_sent || (first.is_empty() && rest.is_end()) {
         exchange.completed(outcome);
     }
-    let settling = settling(&mut exchange);
     let timer = clocks.deadline().map(|(at, _)| Box::pin(sleep_until(at)));
     let gone = Box::pin(peer.closed());
     Body::new(Pulled {
-        settling,
         first: Some(first).filter(|first| !first.is_empty()),
         rest,
         clocks,
@@ -176,7 +161,6 @@ pub fn pulled(
 }
 
 struct Pulled<G> {
-    settling: Option<BoxFuture<'static, ()>>,
     first: Option<Bytes>,
     rest: Rest,
     clocks: Clocks,
@@ -254,7 +238,6 @@ impl<G: Future<Output = ()>> http_body::Body for Pulled<G> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        ready!(poll_settled(&mut this.settling, cx));
         if let Some(first) = this.first.take() {
             return Poll::Ready(Some(Ok(this.pass(first))));
         }

@@ -214,6 +214,11 @@ impl Scanner {
         Ok(())
     }
 
+    /// Bytes held of the unfinished event.
+    pub fn held(&self) -> usize {
+        self.block.len()
+    }
+
     /// The stream ended: the last event if it lacks its blank line, completed with the line ends it lacks
     /// (in the style the stream last used). The caller decides whether it counts. `None` if nothing is
     /// left, or no `data`. The scanner is at the end of its life then.

@@ -26,6 +26,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use self::body::StreamBody;
 use super::{
     Settings,
+    assembly::Assembly,
     body::Body,
     clocks::{Clock, Clocks},
     decode::Decoder,
@@ -57,6 +58,8 @@ const PIECE: usize = 256;
 const DECODED: usize = 1024 * 1024;
 /// Bytes that the body gives as one frame, unless one event alone is larger.
 const FRAME: usize = 64 * 1024;
+/// The most of such an event.
+const LARGEST: usize = 4 * FRAME;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Goes before the sidecar's own error when progress was dropped (contract section 9, rule 3).
@@ -99,6 +102,7 @@ pub struct Start {
 pub fn relay(start: Start) -> Body {
     let running = start.exchange.entry.as_ref().map(|entry| entry.running.clone());
     let now = Instant::now();
+    let assembly = Assembly::new(start.held.another(), start.event_limit);
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
             queue: Queue::new(start.settings.clone()),
@@ -136,6 +140,7 @@ pub fn relay(start: Start) -> Body {
         event_limit: start.event_limit,
         decoder: start.decoder,
         scanner: Scanner::new(start.event_limit),
+        assembly,
         encoded: Bytes::new(),
         backlog: VecDeque::new(),
         settling: None,
@@ -250,18 +255,21 @@ impl State {
             }
             self.put(words);
         }
-        let bytes = match self.out.as_mut_slice() {
+        let mut bytes: Bytes = match self.out.as_mut_slice() {
             [] => return None,
             [one] => std::mem::take(one),
             all => all.concat().into(),
         };
         self.out.clear();
-        self.out_bytes = 0;
+        // What hyper has taken is counted no more, so it gets no more than a slow node can hold up there.
+        let rest = bytes.split_off(bytes.len().min(LARGEST));
+        self.out_bytes = rest.len();
+        self.out.extend(Some(rest).filter(|rest| !rest.is_empty()));
         self.ours_last = false;
         self.taken = now;
         self.bytes_out += bytes.len() as u64;
         self.count_held();
-        if std::mem::take(&mut self.out_final) {
+        if self.out.is_empty() && std::mem::take(&mut self.out_final) {
             let outcome = self.final_outcome;
             self.exchange.completed(outcome);
         }
@@ -305,7 +313,7 @@ impl State {
     fn has_room(&self, event: Option<&Event>) -> bool {
         self.muted
             || event.is_none_or(|event| self.queue.fits(event.bytes.len() + event.prefix.len()))
-                && self.held.has_room(self.queue.is_empty())
+                && self.held.has_room(self.queue.is_empty() && self.out.is_empty())
     }
 
     fn count_held(&mut self) {
@@ -368,6 +376,8 @@ struct Pump {
     /// What of the chunk at hand is still to be decoded.
     encoded: Bytes,
     scanner: Scanner,
+    /// Counts what the scanner holds.
+    assembly: Assembly,
     /// Events of the chunk at hand that the queue has no room for yet.
     backlog: VecDeque<Event>,
     /// A response that waits until its end is stored.
@@ -422,6 +432,9 @@ impl Future for Pump {
             }
         }
         ready!(self.poll_parted(cx));
+        if self.upstream.is_none() {
+            self.assembly.end();
+        }
         self.poll_drained(cx)
     }
 }
@@ -490,7 +503,15 @@ impl Pump {
                 }
                 continue;
             }
-            match self.poll_chunk(cx) {
+            if self.assembly.poll_room(self.scanner.held(), cx).is_pending() {
+                return self.flush();
+            }
+            let chunk = self.poll_chunk(cx);
+            match chunk {
+                Poll::Ready(_) => self.assembly.fed(),
+                Poll::Pending => self.assembly.poll_starved(cx),
+            }
+            match chunk {
                 Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
                 Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
@@ -781,7 +802,7 @@ impl Pump {
     fn stand_still(&mut self) {
         let now = Instant::now();
         let asking = self.running.as_ref().is_some_and(|running| running.awaits_node());
-        let blocked = !self.backlog.is_empty();
+        let blocked = !self.backlog.is_empty() || self.assembly.waits();
         for (was, is) in [(&mut self.asking, asking), (&mut self.blocked, blocked)] {
             if *was != is {
                 if is {

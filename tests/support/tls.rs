@@ -6,6 +6,7 @@ use std::{
     path::Path,
     sync::{Arc, Mutex},
     thread,
+    time::SystemTime,
 };
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
@@ -56,10 +57,22 @@ impl Authority {
 
     /// One that is valid between the beginnings of two years.
     pub fn issue_between(&self, from: i32, to: i32) -> Pair {
+        self.make(|params| {
+            params.not_before = date_time_ymd(from, 1, 1);
+            params.not_after = date_time_ymd(to, 1, 1);
+        })
+    }
+
+    /// One that is valid until then, to the second.
+    pub fn issue_until(&self, end: SystemTime) -> Pair {
+        let end = end.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        self.make(|params| params.not_after = date_time_ymd(1970, 1, 1) + end)
+    }
+
+    fn make(&self, dates: impl FnOnce(&mut CertificateParams)) -> Pair {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-        params.not_before = date_time_ymd(from, 1, 1);
-        params.not_after = date_time_ymd(to, 1, 1);
+        dates(&mut params);
         let cert = params.signed_by(&key, &self.0).unwrap();
         Pair {
             der: cert.der().clone(),
