@@ -117,7 +117,7 @@ impl Sidecar {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
         if !head.status.is_success() || !readable {
-            return pass_through(turn, head, Bytes::new(), body, decoder, asked.clocks);
+            return pass_through(turn, head, Default::default(), body, decoder, asked.clocks);
         }
         self.held_answer(turn, asked, head, body, decoder).await
     }
@@ -148,11 +148,13 @@ impl Sidecar {
         }
         let bytes = match read {
             Read::Whole(bytes) => bytes,
-            Read::Begun(_) if asked.calls => {
+            Read::Begun { .. } if asked.calls => {
                 let message = format!("the upstream's answer exceeds {limit} bytes");
                 return self.failed(turn.exchange, &asked, &Failure::upstream(message));
             }
-            Read::Begun(first) => return pass_through(turn, head, first, body, decoder, asked.clocks),
+            Read::Begun { first, encoded } => {
+                return pass_through(turn, head, (first, encoded), body, decoder, asked.clocks);
+            }
         };
         if !turn.exchange.answered() {
             return self.cut(turn.exchange, &asked, Cut::Closed);
@@ -343,7 +345,7 @@ impl Sidecar {
         }
         // Of the others the node said itself what it takes.
         let decoder = decoder.filter(|_| get || message);
-        pass_through(turn, head, Bytes::new(), body, decoder, asked.clocks)
+        pass_through(turn, head, Default::default(), body, decoder, asked.clocks)
     }
 
     /// A well-known document: relayed unread, with no credential of the upstream's.
@@ -361,7 +363,7 @@ impl Sidecar {
             Ok(Ok(response)) => {
                 let (mut head, body) = response.into_parts();
                 headers::toward_node(&mut head.headers);
-                pass_through(turn, head, Bytes::new(), body, None, asked.clocks)
+                pass_through(turn, head, Default::default(), body, None, asked.clocks)
             }
             Ok(Err(error)) => self.failed(turn.exchange, &asked, &error.into()),
             Err(cut) => self.cut(turn.exchange, &asked, cut),
@@ -491,7 +493,7 @@ fn unmarked(bytes: &[u8]) -> &[u8] {
 fn pass_through(
     mut turn: Turn,
     mut head: http::response::Parts,
-    first: Bytes,
+    (first, encoded): (Bytes, Bytes),
     rest: upstream::Body,
     decoder: Option<Decoder>,
     clocks: Clocks,
@@ -502,7 +504,7 @@ fn pass_through(
     if decoder.is_some() {
         shed_form(&mut head.headers);
     }
-    let rest = Rest { body: rest, decoder, piece };
+    let rest = Rest { body: rest, encoded, decoder, piece };
     turn.exchange.account.record.status = Some(head.status.as_u16());
     if let Some(claim) = &mut turn.exchange.claim {
         let unsure = head.status.is_server_error() || head.status.is_success();

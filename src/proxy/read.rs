@@ -12,7 +12,7 @@ use crate::{
     error::Failure,
     headers,
     limits::Held,
-    relay::{assembly::TURN, decode::Decoder},
+    relay::{assembly::TURN, decode::Decoder, held},
     upstream,
 };
 
@@ -91,11 +91,13 @@ pub(super) enum Read {
     /// All of it.
     Whole(Bytes),
     /// More than the limit; this much, and the rest is still to come.
-    Begun(Bytes),
+    Begun {
+        /// What was read.
+        first: Bytes,
+        /// What came with it and is still to be decoded.
+        encoded: Bytes,
+    },
 }
-
-/// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
-const PIECE: usize = 256;
 
 /// Reads a body whole, or until it exceeds `limit`. What is compressed may be small only on the wire: no piece of it may
 /// be larger than `piece` when it is decoded. Where many bodies are held together, reading pauses.
@@ -111,13 +113,13 @@ pub(super) async fn read(
         let Ok(mut chunk) = frame?.into_data() else { continue };
         while !chunk.is_empty() {
             let some = match decoder {
-                Some(decoder) => decoder.push(&chunk.split_to(PIECE.min(chunk.len())), piece)?,
+                Some(decoder) => decoder.push(&chunk.split_to(held::PIECE.min(chunk.len())), piece)?,
                 None => std::mem::take(&mut chunk),
             };
             held.room(piece).await;
             all.push(some);
             if all.len() > limit {
-                return Ok(Read::Begun(all.into()));
+                return Ok(Read::Begun { first: all.into(), encoded: chunk });
             }
             held.set(all.len());
         }

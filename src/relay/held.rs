@@ -91,11 +91,16 @@ impl http_body::Body for Whole {
     }
 }
 
+/// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
+pub const PIECE: usize = 256;
+
 /// What of an upstream's body was not read yet.
 #[derive(Debug)]
 pub struct Rest {
     /// It.
     pub body: upstream::Body,
+    /// What came of it and is still to be decoded, before the rest.
+    pub encoded: Bytes,
     /// Its coding, when the upstream compressed although nobody asked for it.
     pub decoder: Option<Decoder>,
     /// No chunk may be larger than this when it is decoded.
@@ -111,10 +116,14 @@ impl Rest {
     /// The next bytes, decoded. Trailers belong to the hop they came over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         loop {
-            let data = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => frame.into_data().ok(),
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                None => None,
+            let data = if self.encoded.is_empty() {
+                match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                    Some(Ok(frame)) => frame.into_data().ok(),
+                    Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                    None => None,
+                }
+            } else {
+                Some(self.encoded.split_to(PIECE.min(self.encoded.len())))
             };
             let Some(data) = data else {
                 let finished = self.decoder.take().map_or(Ok(()), |mut decoder| decoder.finish());
