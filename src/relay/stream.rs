@@ -8,6 +8,8 @@
 //! The pump takes every chunk that is ready before it wakes the body, and the body gives everything the queue lets out
 //! as one frame: a busy stream costs one task switch for many events.
 
+mod body;
+
 use std::{
     collections::VecDeque,
     future::Future,
@@ -18,15 +20,13 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http_body::{Body as _, Frame};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, Sleep, sleep_until},
-};
+use http_body::Body as _;
+use tokio::time::{Instant, Sleep, sleep_until};
 
+use self::body::StreamBody;
 use super::{
     Settings,
-    body::{Body, BoxError},
+    body::Body,
     clocks::{Clock, Clocks},
     decode::Decoder,
     queue::{Class, Queue, mark_refetch},
@@ -57,8 +57,6 @@ const DECODED: usize = 1024 * 1024;
 const FRAME: usize = 64 * 1024;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
-/// What keeps an idle stream alive: a comment and an empty line (WHATWG HTML § 9.2.7).
-const KEEPALIVE: &[u8] = b":\n\n";
 /// Goes before the sidecar's own error when progress was dropped (contract section 9, rule 3).
 const REFETCH: &[u8] = b": refetch\n\n";
 
@@ -154,15 +152,7 @@ pub fn relay(start: Start) -> Body {
         running,
         shared: shared.clone(),
     };
-    Body::new(StreamBody {
-        pump: tokio::spawn(pump),
-        shared,
-        keepalive: start.settings.keepalive,
-        sent: now,
-        timer: None,
-        gone: None,
-        peer: start.peer,
-    })
+    Body::new(StreamBody::new(tokio::spawn(pump), shared, start.settings.keepalive, start.peer))
 }
 
 #[derive(Debug)]
@@ -802,99 +792,4 @@ fn fail(state: &mut State, source: &Source, failure: &Failure) {
         words.extend_from_slice(b"\n\n");
     }
     state.last_words = (!words.is_empty()).then(|| words.freeze());
-}
-
-struct StreamBody {
-    pump: JoinHandle<()>,
-    shared: Arc<Shared>,
-    keepalive: Duration,
-    sent: Instant,
-    timer: Option<Pin<Box<Sleep>>>,
-    gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    peer: Peer,
-}
-
-impl http_body::Body for StreamBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = &mut *self;
-        loop {
-            let now = Instant::now();
-            let shared = this.shared.clone();
-            let mut state = shared.lock();
-            state.begun = true;
-            if state.cut {
-                return Poll::Ready(Some(Err("the node took nothing for too long".into())));
-            }
-            if let Some(bytes) = state.take(now) {
-                this.sent = now;
-                return Poll::Ready(Some(Ok(Frame::data(bytes))));
-            }
-            if state.ended && state.drained() {
-                // A resumable stream that ended early, a `GET` that the upstream ended: nothing went wrong.
-                if !state.exchange.is_won() {
-                    state.exchange.end(Outcome::Ok);
-                }
-                return Poll::Ready(None);
-            }
-            let release = state.queue.next_release();
-            state.reader = Some(cx.waker().clone());
-            drop(state);
-            let due = (!this.keepalive.is_zero()).then(|| this.sent + this.keepalive);
-            let timer = this.poll_timer(cx, release.into_iter().chain(due).min());
-            if timer.is_pending() {
-                ready!(this.poll_gone(cx));
-                return Poll::Ready(Some(Err("the node is gone".into())));
-            }
-            if due.is_some_and(|due| Instant::now() >= due) && release.is_none_or(|at| at > now) {
-                return Poll::Ready(Some(Ok(this.comment())));
-            }
-        }
-    }
-}
-
-impl StreamBody {
-    fn comment(&mut self) -> Frame<Bytes> {
-        let mut state = self.shared.lock();
-        state.keepalives += 1;
-        state.bytes_out += KEEPALIVE.len() as u64;
-        state.ours_last = true;
-        drop(state);
-        self.sent = Instant::now();
-        Frame::data(Bytes::from_static(KEEPALIVE))
-    }
-
-    /// Ready when `next` has come; the timer is only moved when it would be late.
-    fn poll_timer(&mut self, cx: &mut Context<'_>, next: Option<Instant>) -> Poll<()> {
-        let Some(next) = next else { return Poll::Pending };
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
-        loop {
-            if timer.is_elapsed() || timer.deadline() > next {
-                timer.as_mut().reset(next);
-            }
-            ready!(timer.as_mut().poll(cx));
-            if Instant::now() >= next {
-                return Poll::Ready(());
-            }
-        }
-    }
-
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let peer = &self.peer;
-        self.gone.get_or_insert_with(|| Box::pin(peer.closed())).as_mut().poll(cx)
-    }
-}
-
-impl Drop for StreamBody {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.exchange.left.get_or_insert_with(Instant::now);
-        drop(state);
-        self.pump.abort();
-    }
 }
