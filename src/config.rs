@@ -99,8 +99,6 @@ pub struct Config {
     pub upstreams: BTreeMap<String, Upstream>,
     /// The secrets that live in files.
     pub secrets: Vec<SecretFile>,
-    /// Keys the file sets that have no effect yet.
-    pub without_effect: Vec<String>,
     /// The file this came from.
     pub file: Option<PathBuf>,
 }
@@ -216,7 +214,7 @@ pub struct Upstream {
     /// How its streams are relayed.
     pub relay: relay::Settings,
     /// How its listen streams are kept.
-    pub listen: Listen,
+    pub listen: relay::listen::Settings,
     /// Which tools may be called.
     pub policy: Policy,
     /// What the operator knows better than the listing, by tool.
@@ -225,15 +223,6 @@ pub struct Upstream {
     credential_place: Option<(Option<usize>, String)>,
     /// The line of `approved`.
     approved_line: Option<usize>,
-}
-
-/// `[upstreams.NAME.listen]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
-    /// Reconnect a dropped listen stream.
-    pub reconnect: bool,
-    /// For how long it is tried.
-    pub give_up: Duration,
 }
 
 /// The upstreams as they are in use: their connections are kept over reloads as long as what they depend on stays, and

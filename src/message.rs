@@ -9,6 +9,7 @@ mod id;
 mod read;
 mod scan;
 pub mod splice;
+pub mod subscription;
 mod text;
 pub mod tools;
 

@@ -9,6 +9,7 @@ mod answer;
 mod forward;
 mod keyed;
 mod learn;
+mod listen;
 mod post;
 mod read;
 mod settings;
@@ -33,6 +34,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time;
 
+pub use listen::Asking;
 pub use settings::{Auth, Credential, LegacyDisconnect, Limits, Route, RouteState, Settings};
 
 use crate::{

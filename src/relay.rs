@@ -6,6 +6,7 @@ pub mod body;
 pub mod clocks;
 pub mod decode;
 pub mod held;
+pub mod listen;
 pub mod queue;
 mod source;
 pub mod sse;

@@ -205,14 +205,6 @@ fn a_secret_that_changes_is_sent_without_a_reload() {
 }
 
 #[test]
-fn what_has_no_effect_yet_is_said_at_start() {
-    let upstream = Upstream::json(result(1));
-    let table = format!("{}listen.reconnect = true\n", upstream_table("one", &upstream));
-    let (sidecar, _) = with_file(&table);
-    assert!(sidecar.stderr().contains("without effect yet"), "{}", sidecar.stderr());
-}
-
-#[test]
 fn a_unix_socket_is_served_and_gone_at_exit() {
     let upstream = Upstream::json(result(1));
     let folder = TempDir::new().unwrap();

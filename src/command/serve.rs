@@ -201,9 +201,6 @@ fn announce(config: &Config, listen: &Address, admin: Option<&Address>) {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    if !config.without_effect.is_empty() {
-        tracing::warn!(keys = config.without_effect.join(", "), "set, but without effect yet");
-    }
     tracing::info!(listen = %listen, admin = admin.map(tracing::field::display), "listening");
 }
 

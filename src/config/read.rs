@@ -22,9 +22,6 @@ const LISTEN: &str = "127.0.0.1:7080";
 /// The default of `admin`.
 pub(crate) const ADMIN: &str = "127.0.0.1:7081";
 
-/// Keys that are checked but have no effect yet; `*` is one segment, and what is below counts too.
-const WITHOUT_EFFECT: &[&str] = &["upstreams.*.listen"];
-
 pub(super) fn config(
     text: &str,
     file: Option<&Path>,
@@ -37,7 +34,6 @@ pub(super) fn config(
         file,
         environment,
         problems: RefCell::new(Problems::of(file)),
-        set: RefCell::default(),
         secrets: RefCell::default(),
     };
     if !errors.is_empty() {
@@ -68,7 +64,6 @@ pub(super) fn config(
         limits,
         connections,
         secrets: source.secrets.take(),
-        without_effect: source.set.take().iter().filter_map(|path| without_effect(path)).collect(),
         file: file.map(Path::to_path_buf),
     };
     table.finish();
@@ -114,17 +109,6 @@ fn address(table: &mut Table<'_>, key: &'static str, flag: Option<&str>, default
         None if set => in_file.flatten(),
         None => default.parse().ok(),
     }
-}
-
-fn without_effect(path: &[String]) -> Option<String> {
-    let matches = |pattern: &&str| {
-        let mut keys = path.iter();
-        pattern.split('.').all(|segment| keys.next().is_some_and(|key| segment == "*" || segment == key))
-    };
-    // A table's own line says nothing that its keys do not.
-    let is_table = matches!(path, [_, _, last] if last == "listen");
-    let found = WITHOUT_EFFECT.iter().any(matches) && !is_table;
-    found.then(|| path.iter().map(|key| problem::quoted(key)).collect::<Vec<_>>().join("."))
 }
 
 fn state(table: &mut Table<'_>, flags: &Flags) -> State {

@@ -30,8 +30,6 @@ pub(super) struct Source<'a> {
     pub(super) environment: super::Environment<'a>,
     /// What was wrong so far.
     pub(super) problems: RefCell<Problems>,
-    /// The path of each key that is set.
-    pub(super) set: RefCell<Vec<Vec<String>>>,
     /// The secrets that files hold.
     pub(super) secrets: RefCell<Vec<SecretFile>>,
 }
@@ -100,10 +98,7 @@ impl<'a> Table<'a> {
 
     fn raw(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
         self.asked.push(key);
-        let value = self.entries?.get(key)?;
-        let path = self.path.iter().cloned().chain(Some(key.into())).collect();
-        self.source.set.borrow_mut().push(path);
-        Some(value)
+        self.entries?.get(key)
     }
 
     /// The value of a key as `parse` reads it; `None` if it is not there or is wrong, which is then a problem.

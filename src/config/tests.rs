@@ -68,9 +68,12 @@ fn every_key_has_the_default_of_the_contract() {
     let relay = &upstream.relay;
     assert_eq!((relay.queue, relay.queue_bytes, relay.burst, relay.coalesce), (64, 1 << 20, 8, true));
     assert_eq!([relay.min_interval, relay.keepalive], [Duration::from_millis(100), Duration::from_secs(15)]);
-    assert_eq!(upstream.listen, Listen { reconnect: true, give_up: Duration::from_secs(300) });
+    assert_eq!(
+        upstream.listen,
+        relay::listen::Settings { reconnect: true, give_up: Duration::from_secs(300) }
+    );
     assert_eq!(upstream.policy, Policy::new(vec!["*".into()], vec![]));
-    assert!(config.without_effect.is_empty() && config.warnings().is_empty());
+    assert!(config.warnings().is_empty());
 }
 
 /// The example of the contract, with files that a test has, and without the two keys that need others.
@@ -176,17 +179,6 @@ fn every_key_of_the_contract_is_taken_and_relative_paths_are_the_files() {
     assert_eq!(upstream.policy, Policy::new(vec!["get_*".into()], vec!["get_secret".into()]));
     assert_eq!(upstream.tools["charge"].idempotent, Some(true));
     assert_eq!(upstream.tools["odd.name"], listing::Override::default());
-}
-
-#[test]
-fn keys_without_effect_yet_are_named_when_they_are_set() {
-    let environment = |_: &str| Some("secret".to_owned());
-    let config = Config::from_text(EVERYTHING, None, &Flags::default(), &environment).expect("right");
-    assert_eq!(
-        config.without_effect,
-        ["upstreams.github.listen.reconnect", "upstreams.github.listen.give_up"],
-        "a table's own line is none"
-    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Authority};
 
 use super::{
-    Listen, Upstream,
+    Upstream,
     table::Table,
     watch::{self, Stamp},
 };
@@ -143,6 +143,7 @@ impl Upstream {
             cancel_grace: self.cancel_grace,
             legacy_disconnect: self.legacy_disconnect,
             relay: self.relay.clone(),
+            listen: self.listen.clone(),
             listing,
             policy: self.policy.clone(),
             state,
@@ -373,8 +374,8 @@ fn relay_settings(table: &mut Table<'_>) -> relay::Settings {
     settings
 }
 
-fn listen(mut table: Table<'_>) -> Listen {
-    let listen = Listen {
+fn listen(mut table: Table<'_>) -> relay::listen::Settings {
+    let listen = relay::listen::Settings {
         reconnect: table.flag("reconnect").unwrap_or(true),
         give_up: table.timeout("give_up").unwrap_or(Duration::from_secs(5 * 60)),
     };

@@ -8,7 +8,7 @@ use http_body::Body as _;
 use tokio::time::Instant;
 
 use super::{
-    Sidecar, Turn,
+    Asking, Sidecar, Turn,
     forward::Outgoing,
     left,
     post::{Asked, busy_body, fingerprint, trace, unavailable},
@@ -33,6 +33,7 @@ use crate::{
         clocks::{Clock, Clocks},
         decode::Decoder,
         held::{self, Rest},
+        listen::Listen,
         stream::{self, Start},
     },
     server::Peer,
@@ -41,7 +42,7 @@ use crate::{
 };
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const EVENT_STREAM: &str = "text/event-stream";
+pub(super) const EVENT_STREAM: &str = "text/event-stream";
 /// An answer up to here is read before its head is passed on, so that a break becomes an error that the node can read.
 const SMALL: usize = 64 * 1024;
 /// What some servers put before JSON, and some clients take away again (RFC 8259 § 8.1).
@@ -102,6 +103,7 @@ impl Sidecar {
                 asked.awaited,
                 asked.clocks,
                 asked.listen,
+                asked.again,
                 head.headers,
                 body,
                 decoder,
@@ -321,7 +323,17 @@ impl Sidecar {
         let readable = coding.is_readable();
         let decoder = coding.decoder();
         if head.status == StatusCode::OK && event_stream && readable && method != Method::HEAD {
-            return stream_answer(&self, turn, Vec::new(), asked.clocks, true, head.headers, body, decoder);
+            return stream_answer(
+                &self,
+                turn,
+                Vec::new(),
+                asked.clocks,
+                true,
+                None,
+                head.headers,
+                body,
+                decoder,
+            );
         }
         // Of the others the node said itself what it takes.
         let decoder = decoder.filter(|_| get || message);
@@ -512,6 +524,7 @@ fn stream_answer(
     awaited: Vec<crate::message::Id>,
     clocks: Clocks,
     endless: bool,
+    again: Option<Asking>,
     mut headers: HeaderMap,
     upstream: upstream::Body,
     decoder: Option<Decoder>,
@@ -526,6 +539,9 @@ fn stream_answer(
     headers::force_stream(&mut headers);
     turn.exchange.account.record.status = Some(200);
     turn.exchange.account.record.stream = Some(Stream::Sse);
+    let held = || Held::new(sidecar.held.clone(), limits.buffered);
+    let listen = again.zip(awaited.first().cloned());
+    let listen = listen.map(|(asking, id)| Listen::new(asking.into(), id, turn.route.listen.give_up, held()));
     let body = stream::relay(Start {
         exchange: turn.exchange,
         awaited,
@@ -537,7 +553,8 @@ fn stream_answer(
         event_limit: limits.event,
         client_stall: limits.client_stall,
         idle_timeout: turn.route.idle_timeout,
-        held: Held::new(sidecar.held.clone(), limits.buffered),
+        held: held(),
+        listen,
         peer: turn.peer,
     });
     let mut response = Response::new(body);

@@ -7,6 +7,7 @@ use http::{
 
 use super::{Route, Sidecar, Turn};
 use crate::{
+    account::Account,
     headers,
     upstream::{self, Sent},
 };
@@ -82,63 +83,70 @@ impl Sidecar {
         }
     }
 
-    /// Sends it once. A 307 or 308 to the upstream's own origin is followed once, and remembered: its first receiver said
-    /// that it did nothing.
+    /// Sends it once, and notes in the account what that told.
     pub(super) async fn send(
         &self,
         turn: &mut Turn,
         outgoing: Outgoing,
     ) -> Result<Response<upstream::Body>, upstream::Error> {
-        let route = turn.route.clone();
-        let again = Outgoing {
-            method: outgoing.method.clone(),
-            uri: outgoing.uri.clone(),
-            headers: outgoing.headers.clone(),
-            body: outgoing.body.clone(),
-        };
-        let response = once(&route, turn, outgoing).await?;
-        if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::GONE) {
-            // Perhaps the endpoint is back where it was; if not, the next request is told again.
-            route.state.moved.store(None);
-        }
-        let Some(target) = same_origin_redirect(&response, &again.uri) else { return Ok(response) };
-        drop(response);
-        remember(&route, &again.uri, &target, turn.parts.uri.query());
-        let again = Outgoing { uri: target, ..again };
-        once(&route, turn, again).await
+        let account = &mut turn.exchange.account;
+        send(&turn.route, turn.parts.uri.query(), outgoing, Some(account)).await
     }
+}
+
+/// Sends it once. A 307 or 308 to the upstream's own origin is followed once, and remembered: its first receiver said
+/// that it did nothing. `query` is the node's.
+pub(super) async fn send(
+    route: &Route,
+    query: Option<&str>,
+    outgoing: Outgoing,
+    mut account: Option<&mut Account>,
+) -> Result<Response<upstream::Body>, upstream::Error> {
+    let again = Outgoing {
+        method: outgoing.method.clone(),
+        uri: outgoing.uri.clone(),
+        headers: outgoing.headers.clone(),
+        body: outgoing.body.clone(),
+    };
+    let response = once(route, outgoing, account.as_deref_mut()).await?;
+    if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::GONE) {
+        // Perhaps the endpoint is back where it was; if not, the next request is told again.
+        route.state.moved.store(None);
+    }
+    let Some(target) = same_origin_redirect(&response, &again.uri) else { return Ok(response) };
+    drop(response);
+    remember(route, &again.uri, &target, query);
+    let again = Outgoing { uri: target, ..again };
+    once(route, again, account).await
 }
 
 async fn once(
     route: &Route,
-    turn: &mut Turn,
     outgoing: Outgoing,
+    account: Option<&mut Account>,
 ) -> Result<Response<upstream::Body>, upstream::Error> {
     let mut request = Request::new(outgoing.body);
     *request.method_mut() = outgoing.method;
     *request.uri_mut() = outgoing.uri;
     *request.headers_mut() = outgoing.headers;
-    let mut sent = Noted { sent: Sent::default(), turn };
-    let response = route.upstream.send(request, &mut sent.sent).await;
-    let Noted { turn, .. } = &mut sent;
-    let account = &mut turn.exchange.account;
-    if let Ok(response) = &response {
+    let mut noted = Noted { sent: Sent::default(), account };
+    let response = route.upstream.send(request, &mut noted.sent).await;
+    if let (Ok(response), Some(account)) = (&response, &mut noted.account) {
         account.record.first_byte_ms = Some(account.opened().elapsed());
         account.record.upstream_status = Some(response.status().as_u16());
     }
-    drop(sent);
     response
 }
 
 /// Notes what sending told in the account, also when the answer never comes.
 struct Noted<'a> {
     sent: Sent,
-    turn: &'a mut Turn,
+    account: Option<&'a mut Account>,
 }
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        let record = &mut self.turn.exchange.account.record;
+        let Some(record) = self.account.as_mut().map(|account| &mut account.record) else { return };
         if self.sent.connect.is_some() || self.sent.reused {
             record.connect_ms = self.sent.connect;
             record.reused = Some(self.sent.reused);

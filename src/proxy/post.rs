@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use tokio::time::{self, Duration, Instant};
 
 use super::{
-    LegacyDisconnect, Route, Sidecar, Turn, admit,
+    Asking, LegacyDisconnect, Route, Sidecar, Turn, admit,
     forward::{Outgoing, TRACEPARENT},
     keyed::{Going, OWN_CALL},
     refuse,
@@ -54,6 +54,8 @@ pub(super) struct Asked {
     pub(super) batch: bool,
     /// A stream without clocks.
     pub(super) listen: bool,
+    /// A subscription that may be asked for again.
+    pub(super) again: Option<Asking>,
     /// Its revision is one the sidecar knows; else it is forwarded with nothing added.
     pub(super) known: bool,
     /// The answer may be told as JSON.
@@ -75,6 +77,7 @@ impl Asked {
             initialize: None,
             batch: false,
             listen: false,
+            again: None,
             known: true,
             accepts_json: true,
             scope,
@@ -181,6 +184,9 @@ impl Sidecar {
         };
         let parent = trace(&mut turn, meta);
         let mut outgoing = self.outgoing(&turn, body.clone(), true);
+        if asked.listen {
+            asked.again = Asking::of(&turn, &outgoing, self.clock.clone());
+        }
         self.enter(&mut turn, message, &mut asked, &outgoing);
         // A reload that came before this was entered did not see it.
         let current = self.settings.load();
@@ -390,6 +396,7 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
         initialize: (!batch && method == INITIALIZE).then(|| message.params.client.clone()),
         batch,
         listen,
+        again: None,
         known: !message::revision_unknown(message, version(turn)),
         accepts_json: headers::accepts(&turn.parts.headers, "application/json"),
         scope,

@@ -83,6 +83,8 @@ pub struct Route {
     pub legacy_disconnect: LegacyDisconnect,
     /// How its streams are relayed.
     pub relay: relay::Settings,
+    /// How its listen streams are kept.
+    pub listen: relay::listen::Settings,
     /// What the operator says of its tools.
     pub listing: Rules,
     /// Which of its tools may be called.

@@ -29,6 +29,7 @@ use super::{
     body::Body,
     clocks::{Clock, Clocks},
     decode::Decoder,
+    listen::{self, Attempt, Listen, Look},
     queue::{Class, Queue, mark_refetch},
     source::{Seen, Source},
     sse::{Event, Scanner},
@@ -69,6 +70,8 @@ pub struct Start {
     pub awaited: Vec<Id>,
     /// A stream that no response has to end: a `GET`, or a subscription. Dropped by the upstream, it just ends.
     pub endless: bool,
+    /// A subscription that is asked for again instead.
+    pub listen: Option<Listen>,
     /// The upstream's body.
     pub upstream: upstream::Body,
     /// The body's coding, when the upstream compressed all the same.
@@ -125,7 +128,9 @@ pub fn relay(start: Start) -> Body {
     state.held.set(0);
     drop(state);
     let pump = Pump {
-        upstream: Some(start.upstream),
+        upstream: Some(Upstream::Open(start.upstream)),
+        listen: start.listen.map(Box::new),
+        event_limit: start.event_limit,
         decoder: start.decoder,
         scanner: Scanner::new(start.event_limit),
         encoded: Bytes::new(),
@@ -348,7 +353,10 @@ impl Drop for State {
 }
 
 struct Pump {
-    upstream: Option<upstream::Body>,
+    upstream: Option<Upstream>,
+    /// A subscription that heals.
+    listen: Option<Box<Listen>>,
+    event_limit: usize,
     decoder: Option<Decoder>,
     /// What of the chunk at hand is still to be decoded.
     encoded: Bytes,
@@ -369,6 +377,12 @@ struct Pump {
     timer: Pin<Box<Sleep>>,
     running: Option<Arc<Running>>,
     shared: Arc<Shared>,
+}
+
+/// The upstream's side of the stream. Dropping it closes the upstream's stream, or ends the attempt to have one again.
+enum Upstream {
+    Open(upstream::Body),
+    Dropped(Attempt),
 }
 
 /// A response that goes out once this is done: its end is stored, its tools are learnt.
@@ -416,7 +430,7 @@ impl Pump {
             return false;
         }
         self.release();
-        self.upstream = None;
+        self.let_go();
         let mut state = self.shared.lock();
         match by.and_then(exchange::told).or_else(|| exchange::lease_lost(&running)) {
             Some(failure) => fail(&mut state, &self.source, &failure),
@@ -436,7 +450,8 @@ impl Pump {
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) {
         for _ in 0..CHUNKS {
-            let goes_on = self.poll_settled(cx).is_ready() && (self.closing.is_some() || self.deliver(cx));
+            let ends = self.closing.is_some() && !self.heals();
+            let goes_on = self.poll_settled(cx).is_ready() && (ends || self.deliver(cx));
             if !goes_on {
                 return self.flush();
             }
@@ -446,13 +461,16 @@ impl Pump {
             if self.closing.is_some() {
                 self.deliver_all();
                 if self.settling.is_none() {
-                    return self.close();
+                    self.close();
+                }
+                if self.upstream.is_none() {
+                    return;
                 }
                 continue;
             }
             match self.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
-                Poll::Ready(Some(Err(error))) => self.closing = Some(Closing::Broken(error.into())),
+                Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
                 Poll::Pending => return self.flush(),
             }
@@ -477,14 +495,34 @@ impl Pump {
     }
 
     /// The next bytes to look at: what is left of a chunk that is decoded piece by piece, or the upstream's next.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, upstream::Error>>> {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         if !self.encoded.is_empty() {
             return Poll::Ready(Some(Ok(std::mem::take(&mut self.encoded))));
         }
-        match &mut self.upstream {
-            Some(upstream) => poll_data(upstream, cx),
-            None => Poll::Pending,
+        if let Some(Upstream::Dropped(attempt)) = &mut self.upstream {
+            let answer = ready!(attempt.as_mut().poll(cx));
+            if let Err(failure) = self.reopened(answer) {
+                return Poll::Ready(Some(Err(failure)));
+            }
         }
+        if self.listen.as_mut().is_some_and(|listen| listen.poll_overdue(cx).is_ready()) {
+            let silent = Failure::upstream("the upstream did not acknowledge the subscription");
+            return Poll::Ready(Some(Err(silent)));
+        }
+        match &mut self.upstream {
+            Some(Upstream::Open(body)) => poll_data(body, cx).map(|data| data.map(|data| Ok(data?))),
+            Some(Upstream::Dropped(_)) | None => Poll::Pending,
+        }
+    }
+
+    /// An attempt to have a dropped subscription again brought this.
+    fn reopened(&mut self, answer: listen::Answer) -> Result<(), Failure> {
+        let Some(listen) = &mut self.listen else { return Ok(()) };
+        let (body, decoder) = listen.reopened(answer)?;
+        self.upstream = Some(Upstream::Open(body));
+        self.decoder = decoder;
+        self.scanner = Scanner::new(self.event_limit);
+        Ok(())
     }
 
     /// Finds the events of a chunk, or of the first piece of it.
@@ -503,17 +541,16 @@ impl Pump {
 
     /// Moves what was found into the queue. False: the queue has no room, the body will wake the pump.
     fn deliver(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.backlog.is_empty() {
+        if self.upcoming().is_none() {
             return true;
         }
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        while self.settling.is_none() && state.has_room(self.backlog.front()) {
-            let Some(event) = self.backlog.pop_front() else {
+        while self.settling.is_none() && state.has_room(self.upcoming()) {
+            if !self.give_next(&mut state) {
                 state.count_held();
                 return true;
-            };
-            self.give(&mut state, event);
+            }
         }
         if self.settling.is_some() {
             return true;
@@ -526,15 +563,44 @@ impl Pump {
     fn deliver_all(&mut self) {
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        while self.settling.is_none()
-            && let Some(event) = self.backlog.pop_front()
+        while self.settling.is_none() && self.give_next(&mut state) {}
+    }
+
+    /// What goes out next: the sidecar's own words on a subscription that is back, or what was found.
+    fn upcoming(&mut self) -> Option<&Event> {
+        self.listen.as_mut().and_then(|listen| listen.change()).or(self.backlog.front())
+    }
+
+    /// Gives that; false if there is nothing.
+    fn give_next(&mut self, state: &mut State) -> bool {
+        if let Some(listen) = &mut self.listen
+            && listen.change().is_some()
         {
-            self.give(&mut state, event);
+            if let Some(change) = listen.take_change() {
+                state.push(change, Class::Kept, Instant::now());
+            }
+            return true;
         }
+        let Some(event) = self.backlog.pop_front() else { return false };
+        self.give(state, event);
+        true
     }
 
     fn give(&mut self, state: &mut State, event: Event) {
         let now = Instant::now();
+        let look = match &mut self.listen {
+            Some(listen) => listen.see(event, now),
+            None => Look::Pass(event),
+        };
+        let event = match look {
+            Look::Pass(event) => event,
+            Look::Keep => return,
+            Look::End => {
+                self.backlog.clear();
+                self.closing = Some(Closing::Finished);
+                return;
+            }
+        };
         if let Some(id) = &event.id {
             self.source.ids_seen = !id.is_empty();
             if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut())
@@ -603,7 +669,12 @@ impl Pump {
         if let Some(Err(error)) = self.decoder.as_mut().map(Decoder::finish) {
             return Closing::Broken(Failure::upstream(format!("upstream's encoding: {error}")));
         }
-        if let Some(last) = self.scanner.finish()
+        let last = self.scanner.finish();
+        let last = match &self.listen {
+            Some(listen) => last.map(|last| listen.renamed(last)),
+            None => last,
+        };
+        if let Some(last) = last
             && last.data.as_deref().and_then(answer::look).is_some_and(|last| self.source.awaits(&last))
         {
             self.backlog.push_back(last);
@@ -611,8 +682,37 @@ impl Pump {
         Closing::Finished
     }
 
+    /// Whether the end of the upstream's stream is none for the node.
+    fn heals(&self) -> bool {
+        let dropped = matches!(self.closing, Some(Closing::Finished | Closing::Broken(_)));
+        dropped && !self.source.answered && self.listen.as_ref().is_some_and(|listen| listen.heals())
+    }
+
+    /// Asks for a dropped subscription again; false if it is given up.
+    fn listen_again(&mut self) -> bool {
+        let why = match &self.closing {
+            Some(Closing::Broken(failure)) => &failure.message,
+            _ => "the upstream ended its stream",
+        };
+        let attempt = self.listen.as_mut().and_then(|listen| listen.again(why, Instant::now()));
+        let Some(attempt) = attempt else { return false };
+        self.upstream = Some(Upstream::Dropped(attempt));
+        self.closing = None;
+        self.encoded = Bytes::new();
+        true
+    }
+
+    /// Holds nothing of the upstream's any more, nor what would ask it again.
+    fn let_go(&mut self) {
+        self.upstream = None;
+        self.listen = None;
+    }
+
     /// Everything that was found has gone out: ends the node's stream as the upstream's ended.
     fn close(&mut self) {
+        if self.heals() && self.listen_again() {
+            return;
+        }
         let lost = !self.source.awaited.is_empty();
         match self.closing.take() {
             Some(Closing::Unfit(failure)) => self.fail(&failure),
@@ -632,7 +732,7 @@ impl Pump {
 
     fn end(&mut self) {
         self.release();
-        self.upstream = None;
+        self.let_go();
         let mut state = self.shared.lock();
         state.exchange.upstream_ended = true;
         if self.source.ids_seen {
@@ -644,7 +744,7 @@ impl Pump {
 
     /// Ends with the failure's error, unless a cancel has won or everything is answered.
     fn fail(&mut self, failure: &Failure) {
-        self.upstream = None;
+        self.let_go();
         let mut state = self.shared.lock();
         fail(&mut state, &self.source, failure);
         state.exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
@@ -717,7 +817,7 @@ impl Pump {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         if !state.drained() && now >= state.taken + self.client_stall {
-            self.upstream = None;
+            self.let_go();
             state.cut = true;
             state.mute();
             state.exchange.left = Some(now);
