@@ -15,6 +15,7 @@ pub mod client;
 pub mod http;
 pub mod http2;
 pub mod mcp;
+pub mod port;
 pub mod process;
 pub mod sidecar;
 pub mod sse;
@@ -28,7 +29,8 @@ use std::{
 use tokio::time::Instant;
 
 pub use self::{
-    client::Client, http::Request, mcp::Post, process::Process, sidecar::Sidecar, upstream::Upstream,
+    client::Client, http::Request, mcp::Post, port::Port, process::Process, sidecar::Sidecar,
+    upstream::Upstream,
 };
 
 /// How long any wait may take before the test fails.
