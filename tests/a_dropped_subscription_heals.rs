@@ -1,18 +1,19 @@
 //! A `subscriptions/listen` stream that its upstream drops is asked for again, and its node sees one subscription
 //! throughout (contract section 9; R-160 to R-170, J-24, J-25, J-44, J-45).
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
 use std::{
     fmt::Display,
+    io::{Read, Write},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
 
-use socket2::{Domain, Socket, Type};
 use support::{
-    Client, Gate, Post, Request, Sidecar, Upstream,
+    Client, Gate, Port, Post, Request, Sidecar, Upstream,
     mcp::{self, event},
     sse,
     upstream::Reply,
@@ -66,7 +67,11 @@ fn cancelled(id: impl Display) -> String {
 
 /// The id of a request as it stands there.
 fn id(request: &Request) -> String {
-    let body = String::from_utf8_lossy(&request.body).into_owned();
+    id_in(&request.body)
+}
+
+fn id_in(request: &[u8]) -> String {
+    let body = String::from_utf8_lossy(request).into_owned();
     let after = body.split_once("\"id\" :").unwrap().1;
     after.split_once(", \"params\"").unwrap().0.to_owned()
 }
@@ -384,45 +389,18 @@ fn a_wait_beyond_the_time_to_give_up_ends_the_nodes_stream() {
     ends_after(&sidecar, &upstream, &node, TOOLS, 2, "3600 s");
 }
 
-/// A port that refuses connections until it is told to listen.
-struct Port {
-    sockets: Vec<Socket>,
-    address: String,
-}
-
-impl Port {
-    /// One that may be opened so many times.
-    fn reserve(times: usize) -> Self {
-        let mut address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let sockets = (0..times).map(|_| {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.set_reuse_address(true).unwrap();
-            socket.bind(&address.into()).unwrap();
-            address = socket.local_addr().unwrap().as_socket().unwrap();
-            socket
-        });
-        let sockets = sockets.collect();
-        Self { sockets, address: address.to_string() }
+/// Opens the port for one connection, answers it, and closes both.
+fn serve_one(port: &mut Port, answer: impl Fn(&str) -> String) {
+    let listener = port.open();
+    let (mut stream, _) = listener.accept().unwrap();
+    drop(listener);
+    let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+    while !request.ends_with(b"\"jsonrpc\":\"2.0\"}") {
+        let n = stream.read(&mut piece).unwrap();
+        request.extend_from_slice(&piece[..n]);
     }
-
-    /// Takes one connection, answers it with `head` and `body`, and refuses again.
-    fn serve_one(&mut self, answer: impl Fn(&str) -> String) {
-        use std::io::{Read, Write};
-        let socket = self.sockets.pop().unwrap();
-        socket.listen(16).unwrap();
-        let listener = std::net::TcpListener::from(socket);
-        let (mut stream, _) = listener.accept().unwrap();
-        drop(listener);
-        let (mut request, mut piece) = (Vec::new(), [0; 4096]);
-        while !request.ends_with(b"\"jsonrpc\":\"2.0\"}") {
-            let n = stream.read(&mut piece).unwrap();
-            request.extend_from_slice(&piece[..n]);
-        }
-        let text = String::from_utf8(request).unwrap();
-        let id = text.split_once("\"id\" :").unwrap().1.split_once(", \"params\"").unwrap().0;
-        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
-        stream.write_all(format!("{head}{}", answer(id)).as_bytes()).unwrap();
-    }
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+    stream.write_all(format!("{head}{}", answer(&id_in(&request))).as_bytes()).unwrap();
 }
 
 #[test]
@@ -438,12 +416,12 @@ fn an_upstream_that_is_down_for_a_while_is_waited_for() {
         node.send(&listen(1, TOOLS));
         node
     });
-    port.serve_one(|id| event(acknowledged(id, TOOLS)));
+    serve_one(&mut port, |id| event(acknowledged(id, TOOLS)));
     let node = asking.join().unwrap();
     sidecar.wait_stderr("\"attempt\":4");
     assert!(sidecar.stderr().contains("unreachable"), "{}", sidecar.stderr());
     assert_eq!(node.closed_yet(), None);
-    port.serve_one(|id| event(acknowledged(id, TOOLS)) + &event(ended(id)));
+    serve_one(&mut port, |id| event(acknowledged(id, TOOLS)) + &event(ended(id)));
     let expected =
         [acknowledged(1, TOOLS), changed("tools", 1), ended(1)].iter().map(event).collect::<String>();
     assert_eq!(node.response().text(), expected);
@@ -457,7 +435,7 @@ fn an_upstream_that_does_not_come_back_is_given_up() {
         port.address
     ));
     let node = open(&sidecar, &listen(1, TOOLS));
-    port.serve_one(|id| event(acknowledged(id, TOOLS)));
+    serve_one(&mut port, |id| event(acknowledged(id, TOOLS)));
     node.events(1);
     let dropped = Instant::now();
     assert_eq!(node.response().text(), event(acknowledged(1, TOOLS)));
@@ -551,13 +529,15 @@ fn an_answer_in_place_of_the_acknowledgement_is_the_nodes() {
 fn what_cannot_be_asked_again_just_ends() {
     let unknown = [r#"{"taskIds":["t"]}"#, r#"{"toolsListChanged":true,"somethingNew":{}}"#, "[]"];
     let cases = unknown.map(|filter| (listen(1, filter), ""));
+    let large = format!(r#"{{"resourceSubscriptions":["{}"]}}"#, "x".repeat(70_000));
+    let large = (listen(1, &large), "");
     let signed = listen(1, TOOLS).field("Signature-Input", "s=()").field("Signature", "s=:AA==:");
     let off = (listen(1, TOOLS), "listen.reconnect = false");
-    for (post, keys) in cases.into_iter().chain([(signed, ""), off]) {
+    for (post, keys) in cases.into_iter().chain([(signed, ""), large, off]) {
         let upstream = upstream(|_, request, reply| dropped(request, reply, TOOLS));
         let sidecar = sidecar(&upstream, keys);
         let node = open(&sidecar, &post);
-        ends_after(&sidecar, &upstream, &node, TOOLS, 1, &format!("{post:?}"));
+        ends_after(&sidecar, &upstream, &node, TOOLS, 1, keys);
     }
 }
 

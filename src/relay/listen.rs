@@ -304,6 +304,3 @@ impl Listen {
         self.change.take()
     }
 }
-
-#[cfg(test)]
-mod tests;

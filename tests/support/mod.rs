@@ -17,6 +17,7 @@ pub mod http;
 pub mod http2;
 pub mod keyed;
 pub mod mcp;
+pub mod port;
 pub mod process;
 pub mod redis;
 pub mod sidecar;
@@ -32,7 +33,8 @@ use std::{
 use tokio::time::Instant;
 
 pub use self::{
-    client::Client, http::Request, mcp::Post, process::Process, sidecar::Sidecar, upstream::Upstream,
+    client::Client, http::Request, mcp::Post, port::Port, process::Process, sidecar::Sidecar,
+    upstream::Upstream,
 };
 
 /// How long any wait may take before the test fails.
