@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -72,13 +73,25 @@ pub fn done(request: &Request, n: usize) -> String {
 
 /// The response to a request with this result.
 pub fn result(request: &Request, result: &str) -> String {
-    format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request.json()["id"])
+    let id = top(request).map(|top| top.id).unwrap_or_default();
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#)
+}
+
+/// What is looked at of a message whose arguments may be anything.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Top {
+    id: Value,
+    method: Option<String>,
+}
+
+fn top(request: &Request) -> Option<Top> {
+    serde_json::from_slice(&request.body).ok()
 }
 
 /// The JSON-RPC method of a request.
 pub fn method(request: &Request) -> Option<String> {
-    let message: Value = serde_json::from_slice(&request.body).ok()?;
-    Some(message["method"].as_str()?.to_owned())
+    top(request)?.method
 }
 
 /// The calls that the server has received: its own count of executions.
