@@ -818,6 +818,7 @@ impl Pump {
     /// Runs the timer; ready when the upstream has ended and the node has taken everything.
     fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
+            ready!(self.poll_parted(cx));
             let (stall, drained) = {
                 let mut state = self.shared.lock();
                 let drained = state.drained();
