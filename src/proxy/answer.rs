@@ -445,12 +445,26 @@ fn settle(told: Told, mut exchange: Exchange) -> Response<Body> {
         record.events = Some(1);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
         headers::force_stream(&mut headers);
-        let event = [&b"event: message\ndata: "[..], &body, b"\n\n"].concat();
-        held::event_stream(exchange, event.into(), outcome)
+        held::event_stream(exchange, event(&body), outcome)
     };
     let mut response = Response::new(body);
     *response.headers_mut() = headers;
     response
+}
+
+/// One event with a message as its data, line by line: a replayed result has the line ends that its upstream wrote, and
+/// any of CR, LF and both ends a line of an event (WHATWG HTML § 9.2.6).
+fn event(message: &[u8]) -> Bytes {
+    let mut event = b"event: message\ndata: ".to_vec();
+    let mut rest = message;
+    while let Some(end) = memchr::memchr2(b'\r', b'\n', rest) {
+        event.extend_from_slice(&rest[..end]);
+        event.extend_from_slice(b"\ndata: ");
+        rest = &rest[end + if rest[end..].starts_with(b"\r\n") { 2 } else { 1 }..];
+    }
+    event.extend_from_slice(rest);
+    event.extend_from_slice(b"\n\n");
+    event.into()
 }
 
 /// A failure where there is no id to answer.
