@@ -4,12 +4,22 @@
 //! counts what it sees ([`Snapshot`], also as JSON at `/stats`): a call that was stopped is counted where the
 //! work stopped, which no log in front of the server can know.
 //!
-//! Its tools misbehave on request: they are slow, silent, busy, or flood their caller with progress; and `POST /control`
-//! ([`Handle::control`]) makes the next calls of any tool fail before or after what they do. It has no authentication and
-//! is not made to face a network.
+//! Some of its tools misbehave by themselves: they are slow, silent, busy, or flood their caller with progress. Others
+//! change something: `charge` and `reserve_inventory` keep a durable [`ledger`] and honour the idempotency key,
+//! `charge_unkeyed` does not, `reconcile` says what was committed under a key. `search` goes on from a resume token, and
+//! `export` is a durable task for clients that take them. `subscriptions/listen` tells of changes of `inventory://SKU`.
 //!
-//! Some of its tools change something: they keep a durable [`ledger`] and honour the idempotency key. It has durable
-//! tasks and subscriptions as well, in the modern era.
+//! `POST /control` ([`Handle::control`] in the process) makes the next calls of any tool fail; it is no argument of the
+//! call, so that a call that failed and the attempt after it are the same call. Its body is a JSON object of these:
+//!
+//! | member | does |
+//! |---|---|
+//! | `fault` | to the next `times` (1) calls of `tool`: `delay_ms`, `status` with `retry_after`, `fail_before` (the connection ends, nothing is done), `cut_after` (it ends after the progress of that value), `lose_response` (it ends once the work is done) |
+//! | `listen` | `drop` or `end` every subscription; `refuse` the next `times` (1) with a status, and `retry_after`; `narrow` so many next acknowledgements |
+//! | `tools_changed` | `true`: tells subscribers so |
+//! | `checkpoints` | lets the workers of exports that `hold` pass so many |
+//!
+//! It has no authentication and is not made to face a network.
 
 mod call;
 mod control;
@@ -81,7 +91,8 @@ impl Server {
         Self::serve_with(addr, None).await
     }
 
-    /// The same with the ledger at `path`: made if it is not there, gone on with if it is. Several servers may use one.
+    /// The same with the ledger at `path`: made if it is not there, gone on with if it is. Several servers may use one;
+    /// the tasks in it that are not over are gone on with by each that starts.
     ///
     /// # Errors
     ///
@@ -203,7 +214,7 @@ impl Handle {
         self.shared.stats.snapshot()
     }
 
-    /// Does what a `POST /control` with this body does: the README lists what it may name.
+    /// Does what a `POST /control` with this body does.
     ///
     /// # Errors
     ///

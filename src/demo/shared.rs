@@ -63,7 +63,7 @@ impl Shared {
             ledger,
             faults: Faults::default(),
             checkpoints: Semaphore::new(0),
-            folder: folder,
+            folder,
         }))
     }
 

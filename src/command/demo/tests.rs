@@ -289,17 +289,20 @@ async fn the_sidecar_itself_plays_every_scene_right() {
 
 #[tokio::test]
 async fn every_scene_but_the_plain_ones_is_wrong_before_one_that_only_forwards() {
+    // A task needs nothing of a sidecar but that it keeps its hands off.
+    let task = SCENES.iter().position(|scene| scene.title.starts_with("a task's cancel")).unwrap();
+    let plain = [0, 1, 2, task];
     let mut playing = tokio::task::JoinSet::new();
     for (number, scene) in SCENES.iter().enumerate() {
+        // Most of the others wait for what never comes.
+        let within = if plain.contains(&number) { SCENE_WITHIN } else { Duration::from_secs(2) };
         playing.spawn(async move {
             let mut stage = stage(true).await;
-            (number, play(scene, &mut stage, Duration::from_secs(2)).await.wrong.is_empty())
+            (number, play(scene, &mut stage, within).await.wrong.is_empty())
         });
     }
     let mut right: Vec<_> =
         playing.join_all().await.into_iter().filter(|played| played.1).map(|(number, _)| number).collect();
     right.sort_unstable();
-    // A task needs nothing of a sidecar but that it keeps its hands off.
-    let task = SCENES.iter().position(|scene| scene.title.starts_with("a task's cancel")).unwrap();
-    assert_eq!(right, [0, 1, 2, task]);
+    assert_eq!(right, plain);
 }
