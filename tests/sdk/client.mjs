@@ -27,25 +27,29 @@ async function scenario(name, run) {
     }
 }
 
-const options = era === 'modern' ? { versionNegotiation: { mode: { pin: '2026-07-28' } } } : {};
+const options = { capabilities: { elicitation: {}, sampling: {} } };
+if (era === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
 const client = new Client({ name: 'typescript-client', version: '1.0' }, options);
 const transport = new StreamableHTTPClientTransport(new URL(url));
 let heard = () => {};
 const changed = new Promise((done) => (heard = done));
 client.setNotificationHandler('notifications/tools/list_changed', () => heard());
+client.setRequestHandler('elicitation/create', () => ({ action: 'accept', content: { name: 'Ada' } }));
+client.setRequestHandler('sampling/createMessage', () => ({ role: 'assistant', content: { type: 'text', text: 'Good day' }, model: 'none' }));
 await client.connect(transport);
 
 const call = (name, args = {}, options = {}) => client.callTool({ name, arguments: args }, options);
 
-async function add() {
-    const result = await call('add', { a: 2, b: 40 });
-    assert.equal(result.content[0].text, '42');
-    return '42';
+async function says(words, name, args) {
+    assert.equal((await call(name, args)).content[0].text, words);
+    return words;
 }
+const add = () => says('42', 'add', { a: 2, b: 40 });
 
+let names;
 await scenario('list', async () => {
-    const names = (await client.listTools()).tools.map((tool) => tool.name);
-    for (const name of ['add', 'count', 'wait', 'busy', 'announce']) assert.ok(names.includes(name), `${name} in ${names}`);
+    names = (await client.listTools()).tools.map((tool) => tool.name);
+    for (const name of ['add', 'count', 'wait', 'busy', 'announce', 'ask']) assert.ok(names.includes(name), `${name} in ${names}`);
     return names;
 });
 await scenario('call', add);
@@ -87,6 +91,8 @@ await scenario('notifications', async () => {
     await stream?.close();
     return 'heard';
 });
+await scenario('ask', () => says('Ada: Good day', 'ask'));
+if (era === 'legacy' && names.includes('resume')) await scenario('resume', () => says('resumed', 'resume'));
 await scenario('call again', add);
 await scenario('close', async () => {
     if (era === 'legacy') await transport.terminateSession();

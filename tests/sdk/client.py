@@ -10,7 +10,7 @@ import traceback
 
 import anyio
 from mcp import Client
-from mcp.types import ToolListChangedNotification
+from mcp.types import CreateMessageResult, ElicitResult, TextContent, ToolListChangedNotification
 
 URL, ERA = sys.argv[1:3]
 BUSY_FAILS = "--busy-fails" in sys.argv
@@ -28,6 +28,14 @@ async def scenario(name, run):
         print(json.dumps({"scenario": name, "ok": False, "detail": traceback.format_exc()}), flush=True)
 
 
+async def elicited(context, params):
+    return ElicitResult(action="accept", content={"name": "Ada"})
+
+
+async def sampled(context, params):
+    return CreateMessageResult(role="assistant", content=TextContent(text="Good day"), model="none")
+
+
 async def main():
     changed = anyio.Event()
 
@@ -36,7 +44,10 @@ async def main():
             changed.set()
 
     mode = "legacy" if ERA == "legacy" else "2026-07-28"
-    async with Client(URL, mode=mode, message_handler=heard) as client:
+    callbacks = {"message_handler": heard, "elicitation_callback": elicited, "sampling_callback": sampled}
+    async with Client(URL, mode=mode, **callbacks) as client:
+
+        offered = set()
 
         async def add():
             result = await client.call_tool("add", {"a": 2, "b": 40})
@@ -45,7 +56,8 @@ async def main():
 
         async def tools():
             names = {tool.name for tool in (await client.list_tools()).tools}
-            assert {"add", "count", "wait", "busy", "announce"} <= names, names
+            assert {"add", "count", "wait", "busy", "announce", "ask"} <= names, names
+            offered.update(names)
             return sorted(names)
 
         async def progress():
@@ -96,12 +108,25 @@ async def main():
                 event = await anext(stream)
             return type(event).__name__
 
+        async def ask():
+            result = await client.call_tool("ask", {})
+            assert result.content[0].text == "Ada: Good day", result
+            return result.content[0].text
+
+        async def resume():
+            result = await client.call_tool("resume", {})
+            assert result.content[0].text == "resumed", result
+            return result.content[0].text
+
         await scenario("list", tools)
         await scenario("call", add)
         await scenario("progress", progress)
         await scenario("cancel", cancel)
         await scenario("busy", busy)
         await scenario("notifications", notifications)
+        await scenario("ask", ask)
+        if ERA == "legacy" and "resume" in offered:
+            await scenario("resume", resume)
         await scenario("call again", add)
 
 

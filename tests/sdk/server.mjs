@@ -8,7 +8,7 @@ import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
 
 import { NodeStreamableHTTPServerTransport, toNodeHandler, toWebRequest } from '@modelcontextprotocol/node';
-import { McpServer, createMcpHandler, isLegacyRequest } from '@modelcontextprotocol/server';
+import { McpServer, createMcpHandler, inputRequired, isLegacyRequest } from '@modelcontextprotocol/server';
 import { z } from 'zod';
 
 const event = (name, fields = {}) => console.log(JSON.stringify({ event: name, ...fields }));
@@ -45,6 +45,21 @@ function build(changed) {
     });
     server.registerTool('busy', { inputSchema: z.object({}) }, () => text('not busy'));
     server.registerTool('announce', { inputSchema: z.object({}) }, () => (changed(server), text('announced')));
+    // In modern the client sends the call again with each answer; in legacy the SDK asks on the call's stream.
+    const greet = { description: "Asks the client's user for a name, then its model for a greeting.", inputSchema: z.object({}) };
+    server.registerTool('ask', greet, (_, { mcpReq }) => {
+        const name = mcpReq.requestState() ?? mcpReq.inputResponses?.person?.content.name;
+        if (name === undefined) {
+            const requestedSchema = { type: 'object', properties: { name: { type: 'string' } }, required: ['name'] };
+            return inputRequired({ inputRequests: { person: inputRequired.elicit({ message: 'Who is there?', requestedSchema }) } });
+        }
+        const greeting = mcpReq.inputResponses.greeting;
+        if (greeting === undefined) {
+            const messages = [{ role: 'user', content: { type: 'text', text: `Greet ${name}.` } }];
+            return inputRequired({ inputRequests: { greeting: inputRequired.createMessage({ messages, maxTokens: 20 }) }, requestState: name });
+        }
+        return text(`${name}: ${greeting.content.text}`);
+    });
     return server;
 }
 
