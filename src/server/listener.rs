@@ -16,9 +16,9 @@ use super::{Address, io::Socket};
 /// Connections that wait to be accepted: also what comes while the limit of connections is reached.
 const BACKLOG: u32 = 1024;
 
-/// Data that is not acknowledged for this long means a vanished client; below the 60 s promised, as the kernel looks
-/// only when a timer of its own runs out.
-pub(super) const USER_TIMEOUT: Duration = Duration::from_secs(45);
+/// Data that is not acknowledged for this long means a vanished client. So does silence to probes for this long, and data
+/// may be written just before that is noticed: twice this, and what the kernel's timers add, is below the 60 s promised.
+pub(super) const USER_TIMEOUT: Duration = Duration::from_secs(27);
 
 /// A bound listener. Dropped, it accepts no more, and a unix socket's file is gone.
 #[derive(Debug)]
@@ -94,8 +94,8 @@ fn tune(stream: &tokio::net::TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new()
-        .with_time(Duration::from_secs(20))
-        .with_interval(Duration::from_secs(8))
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
         .with_retries(3);
     socket.set_tcp_keepalive(&probes)?;
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))

@@ -24,7 +24,10 @@ use super::Watched;
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// A certificate for `localhost` and its key.
+/// Whom certificates are for: the last are for hosts on networks of a test's own (RFC 2544 leaves the range to tests).
+const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "198.18.1.1"];
+
+/// A certificate for this host and its key.
 #[derive(Debug)]
 pub struct Pair {
     pub der: CertificateDer<'static>,
@@ -71,7 +74,7 @@ impl Authority {
 
     fn make(&self, dates: impl FnOnce(&mut CertificateParams)) -> Pair {
         let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let mut params = CertificateParams::new(NAMES.map(str::to_owned)).unwrap();
         dates(&mut params);
         let cert = params.signed_by(&key, &self.0).unwrap();
         Pair {
@@ -157,7 +160,12 @@ pub struct Hello {
 impl Front {
     /// Passes what is inside on to `plain`.
     pub fn start(acceptor: TlsAcceptor, plain: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_at("127.0.0.1", acceptor, plain)
+    }
+
+    /// The same at another address of this host.
+    pub fn start_at(host: &str, acceptor: TlsAcceptor, plain: &str) -> Self {
+        let listener = TcpListener::bind((host, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let front = Self { port, acceptor: Arc::new(Mutex::new(acceptor)), hellos: Watched::new(Vec::new()) };

@@ -67,7 +67,12 @@ impl Upstream {
 
     /// Runs `script` once for each connection, from its first byte on. When it returns, the connection is left open.
     pub fn by_connection(script: impl Fn(&mut Reply) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::by_connection_at("127.0.0.1", script)
+    }
+
+    /// The same at another address of this host.
+    pub fn by_connection_at(host: &str, script: impl Fn(&mut Reply) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind((host, 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let seen = Watched::new(Seen::default());
         let upstream = Self { address, ca: None, seen: seen.clone() };
