@@ -292,7 +292,6 @@ fn six_thousand_cancels_of_chatty_streams_cost_a_bystander_nothing() {
 fn a_stream_that_its_node_does_not_read_costs_the_others_of_its_upstream_connection_nothing() {
     let gate = Arc::new(Semaphore::new(0));
     let server = Server::start({
-        let gate = gate.clone();
         move |request, mut respond| {
             let gate = gate.clone();
             async move {

@@ -7,11 +7,7 @@
 
 mod support;
 
-use std::{
-    process::Command,
-    thread,
-    time::{Duration, Instant as Wall},
-};
+use std::{process::Command, thread, time::Duration};
 
 use support::{
     Client, Post, Sidecar, Upstream,
@@ -84,7 +80,7 @@ fn ip(arguments: &[&str]) {
 
 /// Waits until `seen` has a moment to tell, for longer than any bound of a test.
 fn wait(what: &str, since: Instant, bound: Duration, seen: impl Fn() -> Option<Instant>) {
-    let began = Wall::now();
+    let began = Instant::now();
     loop {
         if let Some(at) = seen() {
             let took = at.saturating_duration_since(since);
@@ -103,13 +99,12 @@ const UPSTREAMS: u8 = 1;
 const NODES: u8 = 2;
 
 fn open_stream(reply: &mut support::upstream::Reply) {
-    while let Some(request) = reply.request(0) {
-        if request.head.field("x-silent").is_none() {
-            reply.sse(&[]);
-            reply.event(&progress(1, 1));
-        }
-        return reply.hang();
+    let Some(request) = reply.request(0) else { return };
+    if request.head.field("x-silent").is_none() {
+        reply.sse(&[]);
+        reply.event(&progress(1, 1));
     }
+    reply.hang();
 }
 
 #[test]
