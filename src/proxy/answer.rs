@@ -239,11 +239,16 @@ impl Sidecar {
     }
 
     /// A failure of the hop, told to the node (contract section 10).
-    pub(super) fn failed(&self, mut exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
+    pub(super) fn failed(&self, exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
         let of_cancel = matches!(failure.reason, Reason::Killed | Reason::Policy | Reason::Draining);
         if exchange.is_won() && !of_cancel {
             return self.cut(exchange, asked, Cut::Closed);
         }
+        Self::tell(exchange, asked, failure)
+    }
+
+    /// The failure itself, whatever else came.
+    fn tell(mut exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
         exchange.upstream_ended = failure.reason == Reason::UpstreamFailed;
         exchange.fail(failure);
         if asked.awaited.is_empty() {
@@ -286,7 +291,7 @@ impl Sidecar {
             }
         };
         exchange.notify_upstream();
-        self.failed(exchange, asked, &failure)
+        Self::tell(exchange, asked, &failure)
     }
 
     /// Everything that is no JSON-RPC request: `GET`, `DELETE`, other methods, and messages that have no answer.
