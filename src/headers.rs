@@ -96,6 +96,10 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` (it would speak for our origin, R-221) and forged
 /// `Oz0-*` are removed.
 pub fn toward_node(headers: &mut HeaderMap) {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        // The coding framed the body; a length beside it is not true of it (RFC 9112 § 6.3).
+        headers.remove(header::CONTENT_LENGTH);
+    }
     strip_hop_by_hop(headers);
     headers.remove(header::ALT_SVC);
     remove_prefixed(headers, &["oz0-"]);

@@ -380,7 +380,7 @@ impl Ledger {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles what is still open, for at most [`LAST_SETTLES`]: calls that wait for a resuming `GET` have an unknown end.
+    /// Settles what is still open, for at most two seconds: calls that wait for a resuming `GET` have an unknown end.
     pub async fn close(&self) {
         let parked = std::mem::take(&mut *self.parked());
         drop(parked);

@@ -146,7 +146,8 @@ impl Identity {
         if self.attempt.is_some_and(|attempt| attempt >= 2) && !named {
             return Err(invalid("attempt", "from the second on it needs activity, k or a key"));
         }
-        if leg && self.said && !named {
+        let any = self.job.is_some() || self.session.is_some() || self.session_start.is_some();
+        if leg && (any || self.attempt.is_some()) && !named {
             return Err(invalid("inputResponses", "with an identity it needs activity, k or a key"));
         }
         Ok(())

@@ -68,6 +68,12 @@ pub fn is_named(identity: &Identity, own: Option<&str>, headers: &HeaderMap) -> 
     own.is_some() || (identity.job.is_some() && counted) || header_key(headers) != Derivation::None
 }
 
+/// Whether the call's key is its `Idempotency-Key` header.
+pub fn has_header_key(identity: &Identity, headers: &HeaderMap) -> bool {
+    let named = identity.job.is_some() && (identity.activity.is_some() || identity.session.is_some());
+    !named && header_key(headers) != Derivation::None
+}
+
 /// Derives a call's key. `own`: the key that the node put there; `idempotent`: the tool says `idempotentHint: true`.
 pub fn derive(
     identity: &Identity,

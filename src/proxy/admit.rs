@@ -166,6 +166,13 @@ pub(super) fn check_body(
     if expects.is_some_and(|expect| !expect.eq_ignore_ascii_case(b"100-continue")) {
         return Err(Refusal::new(StatusCode::EXPECTATION_FAILED, "the expectation cannot be met"));
     }
+    let mut codings = parts.headers.get_all(header::TRANSFER_ENCODING).iter();
+    if codings.any(|coding| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked")) {
+        // RFC 9112 § 6.1: a coding that is not understood.
+        let mut refusal = Refusal::new(StatusCode::NOT_IMPLEMENTED, "the transfer coding is not supported");
+        refusal.headers.push((header::CONNECTION, HeaderValue::from_static("close")));
+        return Err(refusal);
+    }
     if body.size_hint().lower() > limits.request_body as u64 {
         return Err(too_large(limits));
     }

@@ -116,7 +116,8 @@ impl Sidecar {
         if turn.exchange.is_won() {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
-        if !head.status.is_success() || !readable {
+        // An event stream under another status is none to this hop.
+        if !head.status.is_success() || !readable || event_stream {
             return pass_through(turn, head, Default::default(), body, decoder, asked.clocks);
         }
         self.held_answer(turn, asked, head, body, decoder).await
@@ -160,8 +161,8 @@ impl Sidecar {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
         let looked = answer::look(unmarked(&bytes));
-        if asked.call && !looked.as_ref().is_some_and(Answer::answers) {
-            let message = "the upstream's answer to a call is no JSON-RPC response";
+        if asked.call && !looked.as_ref().is_some_and(|answer| is_answer_to(answer, &asked)) {
+            let message = "the upstream's answer to a call is no JSON-RPC response to it";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
         }
         self.learn_protocol(&mut turn, &asked, &head.headers, &bytes);
@@ -240,7 +241,8 @@ impl Sidecar {
 
     /// A failure of the hop, told to the node (contract section 10).
     pub(super) fn failed(&self, exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
-        let of_cancel = matches!(failure.reason, Reason::Killed | Reason::Policy | Reason::Draining);
+        let of_cancel =
+            matches!(failure.reason, Reason::Killed | Reason::Policy | Reason::Draining | Reason::LeaseLost);
         if exchange.is_won() && !of_cancel {
             return self.cut(exchange, asked, Cut::Closed);
         }
@@ -506,6 +508,17 @@ fn by_status(status: StatusCode) -> Outcome {
 /// A JSON text without the byte-order mark that it should not have.
 fn unmarked(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// Whether an answer is one to this call. An error whose id is null is: its sender could not read the id.
+fn is_answer_to(answer: &Answer, asked: &Asked) -> bool {
+    match answer {
+        Answer::Response(response) => match &response.id {
+            Some(id) => asked.awaited.contains(id),
+            None => response.result.is_none(),
+        },
+        other => other.answers(),
+    }
 }
 
 /// Status, headers and body as they came, but for a coding that nobody asked for.

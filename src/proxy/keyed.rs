@@ -80,13 +80,20 @@ impl Sidecar {
             }
         };
         let said = said.as_deref().map(|said| std::str::from_utf8(said).unwrap_or_default());
-        let identity = Identity::read(said, &turn.parts.headers)
-            .and_then(|identity| identity.check(own.is_some(), message.params.leg).map(|()| identity));
+        let identity = Identity::read(said, &turn.parts.headers).and_then(|identity| {
+            let keyed = own.is_some() || key::has_header_key(&identity, &turn.parts.headers);
+            identity.check(keyed, message.params.leg).map(|()| identity)
+        });
         let identity = match identity {
             Ok(identity) => identity,
             Err(error) => return Err(invalid(turn, message, &error.to_string())),
         };
-        let named = key::is_named(&identity, own.as_deref(), &turn.parts.headers);
+        // A key that cannot be put into the call names nothing to its server.
+        let room = message.params.object.is_some() || message.params_value.is_none();
+        let fits = room
+            && !matches!(message.params.meta, Meta::NotObject)
+            && !headers::is_signed(&turn.parts.headers);
+        let named = (fits || own.is_some()) && key::is_named(&identity, own.as_deref(), &turn.parts.headers);
         let (known, recalled) = self.known(&turn.route, tool, named).await;
         note(&mut turn, &identity, &known);
         if known.changed && identity.attempt.is_some_and(|attempt| attempt >= 2) {

@@ -25,6 +25,8 @@ pub(super) struct Source {
     /// Knows the tokens that sidecars on its store add.
     pub(super) ledger: Arc<Ledger>,
     pub(super) awaited: Vec<Id>,
+    /// Which of them have had theirs.
+    pub(super) had: Vec<Id>,
     pub(super) endless: bool,
     /// The node has an event id to resume from (legacy). An empty one takes it away (WHATWG HTML § 9.2.6).
     pub(super) ids_seen: bool,
@@ -102,9 +104,17 @@ impl Source {
         } else {
             seen.response = Some(response.clone());
         }
+        if response.id.as_ref().is_some_and(|id| self.had.contains(id)) {
+            // A second answer to the same request: the first one stands, what comes later is not sent.
+            seen.response = None;
+            seen.class = None;
+            seen.kept_back = true;
+            return;
+        }
         let before = self.awaited.len();
         self.awaited.retain(|id| response.id.as_ref() != Some(id));
         if self.awaited.len() < before {
+            self.had.extend(response.id.clone());
             let outcome = exchange::outcome(Some(&Answer::Response(response)));
             self.all_answered(seen, outcome);
         }

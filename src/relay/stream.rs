@@ -124,6 +124,7 @@ pub fn relay(start: Start) -> Body {
             out_bytes: 0,
             out_final: false,
             ours_last: false,
+            half_line_end: false,
             exchange: start.exchange,
         }),
     });
@@ -152,6 +153,7 @@ pub fn relay(start: Start) -> Body {
             added,
             ledger: start.ledger,
             awaited: start.awaited,
+            had: Vec::new(),
             endless: start.endless,
             ids_seen: false,
             answered: false,
@@ -212,6 +214,8 @@ struct State {
     out_final: bool,
     /// The last bytes to the node were a comment of ours.
     ours_last: bool,
+    /// They end within a CRLF, as far as one can tell: its LF is to come, and nothing of ours before it.
+    half_line_end: bool,
     exchange: Exchange,
 }
 
@@ -425,11 +429,9 @@ impl Future for Pump {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.upstream.is_some() {
-            if !self.poll_ended_from_outside(cx) {
-                self.poll_upstream(cx);
-                self.stand_still();
-            }
+        if self.upstream.is_some() && !self.poll_ended_from_outside(cx) {
+            self.poll_upstream(cx);
+            self.stand_still();
         }
         ready!(self.poll_parted(cx));
         if self.upstream.is_none() {

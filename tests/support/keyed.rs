@@ -160,7 +160,7 @@ impl Call {
     }
 
     /// Its id, JSON.
-    pub fn id(mut self, id: impl ToString) -> Self {
+    pub fn id(mut self, id: impl std::fmt::Display) -> Self {
         self.id = id.to_string();
         self
     }
@@ -177,7 +177,7 @@ impl Call {
     }
 
     /// A member of `_meta`: key and JSON value.
-    pub fn meta(mut self, key: &str, value: impl ToString) -> Self {
+    pub fn meta(mut self, key: &str, value: impl std::fmt::Display) -> Self {
         self.meta.push((key.to_owned(), value.to_string()));
         self
     }

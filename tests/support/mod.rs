@@ -7,6 +7,7 @@
     dead_code,
     unreachable_pub,
     unused_imports,
+    clippy::needless_pass_by_value,
     clippy::unwrap_used,
     reason = "a test that meets the unexpected has to fail"
 )]
