@@ -425,11 +425,9 @@ impl Future for Pump {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.upstream.is_some() {
-            if !self.poll_ended_from_outside(cx) {
-                self.poll_upstream(cx);
-                self.stand_still();
-            }
+        if self.upstream.is_some() && !self.poll_ended_from_outside(cx) {
+            self.poll_upstream(cx);
+            self.stand_still();
         }
         ready!(self.poll_parted(cx));
         if self.upstream.is_none() {
