@@ -77,7 +77,6 @@ impl Shop {
         self.handle.stats()
     }
 
-    /// Reservations asked for.
     fn asked(&self) -> u64 {
         self.stats().tool(TOOL).started
     }
@@ -236,7 +235,6 @@ fn requirement_3_a_retry_with_a_changed_quantity_fails_without_another_reservati
     assert_eq!(shop.asked(), 1, "nothing was sent");
     assert_eq!(shop.ask(&changed)["result"]["isError"], true);
     assert_eq!((lab.executions(), lab.reserved()), (1, 2));
-    assert_eq!(receipt(&ask(&sidecar, &ours()))["quantity"], 2, "the first stands");
 }
 
 #[test]
@@ -280,8 +278,7 @@ fn requirement_5_the_result_records_no_secret_or_payment_data() {
             assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{secret}");
         }
     }
-    let found = reconciled(&sidecar, KEY);
-    assert_eq!(found["result"], made["result"]["structuredContent"]);
+    assert_eq!(reconciled(&sidecar, KEY)["result"], made["result"]["structuredContent"]);
 }
 
 #[test]
@@ -361,8 +358,8 @@ fn requirement_8_two_ledger_connections_that_get_one_key_at_once_commit_one_rese
     });
     let [one, other] = racing.map(|thread| thread.join().unwrap());
     assert_eq!(one, other);
-    let numbers: Vec<_> = one.iter().map(|made| made["reservation"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(numbers, (1..=ROUNDS).map(|round| format!("rs-{round}")).collect::<Vec<_>>());
+    let numbers = one.iter().map(|made| made["reservation"].as_str().unwrap());
+    assert!(numbers.eq((1..=ROUNDS).map(|round| format!("rs-{round}"))), "{one:?}");
     assert_eq!((lab.executions(), lab.reserved()), (ROUNDS, 2 * ROUNDS));
     let (left, right) = (left.stats().tool(TOOL), right.stats().tool(TOOL));
     assert_eq!((left.started, right.started, left.replays + right.replays), (ROUNDS, ROUNDS, ROUNDS));
