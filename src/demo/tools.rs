@@ -207,6 +207,8 @@ impl Flood {
         for event in 1..=self.events {
             let step = Step { progress: event, total: self.events, message: &message, resume: None };
             progress.report(step).await?;
+            // Its connection may wait for this very thread.
+            tokio::task::yield_now().await;
             if self.log_every > 0 && event % self.log_every == 0 {
                 progress.log(&format!("{event} events sent")).await;
             }

@@ -20,6 +20,9 @@ use crate::{
 /// Where it serves the demo upstream.
 pub(super) const PATH: &str = "/demo";
 
+/// Where it serves the same upstream with the clocks that it has by default.
+pub(super) const PATIENT: &str = "/patient";
+
 /// A sidecar that serves in this process.
 #[derive(Debug)]
 pub(super) struct Sidecar {
@@ -49,6 +52,8 @@ pub(super) fn settings(upstream: SocketAddr) -> String {
         cancel_grace = "500ms"
         [upstreams.demo.keepalive]
         interval = "150ms"
+        [upstreams.patient]
+        url = "http://{upstream}/mcp"
         "#
     )
 }

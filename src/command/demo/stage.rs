@@ -8,7 +8,7 @@ use crate::demo::{Handle, Snapshot};
 
 use super::{
     client::Client,
-    sidecar::{PATH, Sidecar},
+    sidecar::{PATH, PATIENT, Sidecar},
 };
 
 /// The upstream, the sidecar before it, and a client before that.
@@ -45,6 +45,11 @@ impl Stage {
     /// A modern client of the sidecar.
     pub(super) fn modern(&self) -> Client {
         Client::new(self.sidecar.address, PATH)
+    }
+
+    /// A modern client that no clock hurries.
+    pub(super) fn patient(&self) -> Client {
+        Client::new(self.sidecar.address, PATIENT)
     }
 
     /// A legacy client of the sidecar, in a session of its own.

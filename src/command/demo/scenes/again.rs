@@ -1,6 +1,6 @@
 //! The same call again: what a second attempt under a key comes to.
 
-use std::io;
+use std::{io, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -21,6 +21,21 @@ async fn attempt(
     let meta = json!({ "progressToken": id, "oz0/call": { "job": "demo", "activity": activity } });
     let params = json!({ "name": tool, "arguments": arguments, "_meta": meta });
     stage.modern().request(id.into(), "tools/call", params).await
+}
+
+/// The next attempt. While the one before is not settled it is answered busy: then it waits as long as it is told.
+async fn next_attempt(
+    stage: &mut Stage,
+    activity: &str,
+    tool: &str,
+    arguments: &Value,
+) -> io::Result<(u64, Answer)> {
+    loop {
+        let id = stage.id();
+        let answer = attempt(stage, id, activity, tool, arguments).await?;
+        let Ok(wait) = header(&answer, "retry-after").parse() else { return Ok((id, answer)) };
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+    }
 }
 
 fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
@@ -74,10 +89,10 @@ pub(super) async fn lost_response(stage: &mut Stage, seen: &mut Seen) -> io::Res
     stage.control(&json!({ "fault": { "tool": "charge", "lose_response": true } }))?;
     let before = stage.upstream().tool("charge");
     let order = json!({ "order_id": "o-2", "amount": 500 });
-    let (first, second) = (stage.id(), stage.id());
+    let first = stage.id();
     let lost = attempt(stage, first, "lost", "charge", &order).await?.response().await?;
     expect_error(seen, &lost, 1502, &json!({ "reason": "upstream_failed", "outcome": "unknown" }));
-    let answer = attempt(stage, second, "lost", "charge", &order).await?;
+    let (second, answer) = next_attempt(stage, "lost", "charge", &order).await?;
     let resume = "started over: the server does not take part";
     seen.expect("Oz0-Resume", header(&answer, "oz0-resume"), resume);
     let answered = answer.response().await?;
@@ -103,10 +118,11 @@ pub(super) async fn outcome_unknown(stage: &mut Stage, seen: &mut Seen) -> io::R
     stage.control(&json!({ "fault": { "tool": "charge_unkeyed", "lose_response": true } }))?;
     let before = stage.upstream().tool("charge_unkeyed");
     let order = json!({ "order_id": "o-3", "amount": 500 });
-    let (first, second) = (stage.id(), stage.id());
+    let first = stage.id();
     let lost = attempt(stage, first, "unsafe", "charge_unkeyed", &order).await?.response().await?;
     expect_error(seen, &lost, 1502, &json!({ "reason": "upstream_failed", "outcome": "unknown" }));
-    let refused = attempt(stage, second, "unsafe", "charge_unkeyed", &order).await?.response().await?;
+    let (second, refused) = next_attempt(stage, "unsafe", "charge_unkeyed", &order).await?;
+    let refused = refused.response().await?;
     expect_error(seen, &refused, 1409, &json!({ "reason": "outcome_unknown", "outcome": "unknown" }));
     let after = stage.upstream().tool("charge_unkeyed");
     seen.expect("executions upstream", after.executions - before.executions, 1);
@@ -150,7 +166,7 @@ pub(super) async fn resumed(stage: &mut Stage, seen: &mut Seen) -> io::Result<()
     stage.list().await?;
     stage.control(&json!({ "fault": { "tool": "search", "cut_after": 2 } }))?;
     let question = json!({ "q": "sidecar" });
-    let (first, second) = (stage.id(), stage.id());
+    let first = stage.id();
     let mut answer = attempt(stage, first, "resume", "search", &question).await?;
     let (values, cut) = progress_values(&mut answer).await?;
     seen.expect("progress", format!("{values:?}"), "[1, 2]");
@@ -160,7 +176,7 @@ pub(super) async fn resumed(stage: &mut Stage, seen: &mut Seen) -> io::Result<()
         1502,
         &json!({ "reason": "upstream_failed", "oz0/progress": { "progress": 2, "total": 4 } }),
     );
-    let mut answer = attempt(stage, second, "resume", "search", &question).await?;
+    let (second, mut answer) = next_attempt(stage, "resume", "search", &question).await?;
     let resume = "resumed from progress 2 of 4";
     seen.expect("Oz0-Resume", header(&answer, "oz0-resume"), resume);
     let (values, found) = progress_values(&mut answer).await?;

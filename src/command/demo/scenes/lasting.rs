@@ -4,7 +4,10 @@ use std::{io, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::command::demo::stage::{Seen, Stage};
+use crate::{
+    command::demo::stage::{Seen, Stage},
+    demo::Snapshot,
+};
 
 /// A request about a task, of a client that takes them; gives its id and its result.
 async fn asked(stage: &mut Stage, method: &str, mut params: Value) -> io::Result<(u64, Value)> {
@@ -46,7 +49,7 @@ pub(super) async fn task(stage: &mut Stage, seen: &mut Seen) -> io::Result<()> {
 }
 
 /// Events of the flood, and the bytes of each: more together than the sockets on the way hold.
-const FLOOD: (u64, u64) = (32, 512 << 10);
+const FLOOD: (u64, u64) = (40, 512 << 10);
 /// A log message, which is never dropped, stands between so many of them.
 const LOG_EVERY: u64 = 2;
 
@@ -59,8 +62,9 @@ pub(super) async fn flood(stage: &mut Stage, seen: &mut Seen) -> io::Result<()> 
         "arguments": { "events": events, "bytes": bytes, "log_every": LOG_EVERY },
         "_meta": { "progressToken": id, "io.modelcontextprotocol/logLevel": "info" },
     });
-    let mut answer = stage.modern().slow().request(id.into(), "tools/call", params).await?;
-    stage.upstream_until(|now| now.tool("flood").finished > before.finished).await;
+    let mut answer = stage.patient().slow().request(id.into(), "tools/call", params).await?;
+    let over = |now: &Snapshot| now.tool("flood").finished > before.finished && now.open_streams == 0;
+    stage.upstream_until(over).await;
     seen.say(format!(
         "the upstream has sent {events} events of {} KiB, the node has read none yet",
         bytes >> 10
