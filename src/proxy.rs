@@ -19,6 +19,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     hash::{BuildHasher, RandomState},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -183,7 +184,17 @@ impl Sidecar {
     }
 
     /// Answers one request. Never fails: every failure is an answer, and every exchange has its line in the log.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    ///
+    /// Boxed, because a connection keeps room for what answers its requests for as long as it lives, and a stream outlives
+    /// its answer's beginning by far.
+    pub fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>> + Send + use<>>> {
+        Box::pin(self.answer_to(request))
+    }
+
+    async fn answer_to(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let settings = self.settings.load_full();
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>().unwrap_or_else(|| Peer::detached("unknown", "unknown"));

@@ -189,7 +189,7 @@ impl Call {
     }
 
     /// `oz0/call`.
-    pub fn said(self, object: impl ToString) -> Self {
+    pub fn said(self, object: impl std::fmt::Display) -> Self {
         self.meta("oz0/call", object)
     }
 
