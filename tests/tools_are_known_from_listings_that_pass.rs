@@ -370,7 +370,7 @@ fn a_leg_of_a_changed_tools_first_attempt_is_no_second_one() {
     list(&sidecar);
     let call = Call::of("effect").activity("job", "asks");
     assert_eq!(call.ask(&sidecar).json()["result"]["resultType"], "input_required");
-    let leg = call.clone().id(2).param("requestState", "\"s\"").param("inputResponses", "{}");
+    let leg = call.id(2).param("requestState", "\"s\"").param("inputResponses", "{}");
     assert_eq!(text(&leg.ask(&sidecar)), "done 1");
     assert_error(&leg.ask(&sidecar), 1403, "policy", "not_sent");
     assert_eq!(calls(&upstream).len(), 2);
