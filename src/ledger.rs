@@ -11,6 +11,8 @@
 //! The claim is not atomic with the upstream's effect: who closes that gap is said by the retry class.
 
 pub mod entry;
+#[cfg(test)]
+mod model;
 mod parked;
 pub mod results;
 mod settle;
@@ -504,7 +506,8 @@ impl Claim {
     fn runs(&mut self, running: Option<Arc<Running>>) {
         let lease = Lease { name: self.name.clone(), until: Instant::now() + LEASE, running };
         self.ledger.leases().insert(self.owner.clone(), lease);
-        (self.ends, self.settled) = (State::Unknown, false);
+        // Until it is sent it ends as what it is: not sent.
+        self.settled = false;
     }
 
     /// Takes one progress notification; stores it now and then.

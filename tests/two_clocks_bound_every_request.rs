@@ -6,10 +6,12 @@ mod support;
 
 use std::{thread, time::Duration};
 
+use serde_json::json;
 use support::{
     Client, Gate, Post, Sidecar, Upstream,
     http::Response,
     http2::Node,
+    keyed::{self, Call},
     mcp::{call, modern_call, progress, result},
     sse,
 };
@@ -495,4 +497,99 @@ fn what_has_no_id_is_told_by_504() {
         upstream.wait_closed(number);
     }
     assert_eq!(upstream.count(), 3);
+}
+
+fn limited(said: &serde_json::Value) -> Call {
+    Call::of("effect").said(said)
+}
+
+/// How long the call took until the sidecar ended it.
+fn ended_after(sidecar: &Sidecar, call: &Call) -> Duration {
+    let began = Instant::now();
+    keyed::assert_error(&call.ask(sidecar), 1504, "max_timeout", "unknown");
+    began.elapsed()
+}
+
+#[test]
+fn a_nodes_time_limit_lowers_the_maximum_less_a_tenth_and_what_has_elapsed() {
+    let upstream = Upstream::silent();
+    let sidecar = Sidecar::before(&upstream);
+    // 2 s less a tenth; 10 s less a tenth and 8.2 s; 60 s less 2 s and 57.2 s.
+    for (said, left) in [
+        (json!({ "time_limit": 2 }), 1800),
+        (json!({ "time_limit": 10.0, "elapsed": 8.2 }), 800),
+        (json!({ "time_limit": 60, "elapsed": 57.2, "job": "j", "activity": "a" }), 800),
+    ] {
+        let took = ended_after(&sidecar, &limited(&said));
+        // Not earlier; later is the machine's.
+        assert!(took >= Duration::from_millis(left - 10), "{said}: {took:?}");
+        let headers = Call::of("effect");
+        let headers = headers.field("Oz0-Time-Limit", &said["time_limit"].to_string());
+        let headers = match said["elapsed"].as_f64() {
+            Some(elapsed) => headers.field("Oz0-Elapsed", &elapsed.to_string()),
+            None => headers,
+        };
+        let took = ended_after(&sidecar, &headers);
+        assert!(took >= Duration::from_millis(left - 10), "{said}, by headers: {took:?}");
+    }
+}
+
+#[test]
+fn a_nodes_time_limit_never_raises_the_maximum() {
+    let upstream = Upstream::silent();
+    let sidecar = Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\nmax_timeout = \"600ms\"\n",
+        upstream.url()
+    ));
+    for limit in [json!(3600), json!(1e300)] {
+        let took = ended_after(&sidecar, &limited(&json!({ "time_limit": limit })));
+        assert!(took >= Duration::from_millis(590) && took < support::BOUND, "{took:?}");
+    }
+}
+
+#[test]
+fn progress_does_not_move_a_nodes_time_limit() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[]);
+        for n in 1.. {
+            reply.event(&progress("\"p\"", n));
+            if reply.closed() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let sidecar = Sidecar::before(&upstream);
+    let call = limited(&json!({ "time_limit": 1 })).meta("progressToken", "\"p\"");
+    ended_after(&sidecar, &call);
+    upstream.wait_closed(0);
+}
+
+#[test]
+fn a_time_limit_that_has_passed_is_told_at_once_and_nothing_is_sent() {
+    let upstream = keyed::answering();
+    let sidecar = Sidecar::before(&upstream);
+    keyed::list(&sidecar);
+    for (n, said) in [
+        json!({ "time_limit": 1, "elapsed": 0.9 }),
+        json!({ "time_limit": 30, "elapsed": 28 }),
+        json!({ "time_limit": 5, "elapsed": 1e300 }),
+        json!({ "time_limit": 1e-300, "elapsed": 1 }),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let mut said = said.clone();
+        said["job"] = "j".into();
+        said["activity"] = format!("a{n}").into();
+        let response = limited(&said).ask(&sidecar);
+        keyed::assert_error(&response, 1504, "max_timeout", "not_sent");
+        let id = response.head.field("x-request-id").unwrap().to_owned();
+        let line = sidecar.wait_line(|line| line["request"] == id.as_str());
+        assert_eq!((&line["outcome"], &line["reason"]), (&json!("max_timeout"), &json!("max_timeout")));
+        assert!(keyed::calls(&upstream).is_empty());
+    }
+    // So the next attempt, of a call that is not safe, is made.
+    let next = Call::of("effect").activity("j", "a0").ask(&sidecar);
+    assert_eq!(keyed::text(&next), "done 0");
 }

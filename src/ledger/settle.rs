@@ -136,7 +136,7 @@ pub(super) async fn watch(ledger: Weak<Ledger>) {
     }
 }
 
-async fn renew_one(ledger: Arc<Ledger>, owner: String, name: Name) {
+pub(super) async fn renew_one(ledger: Arc<Ledger>, owner: String, name: Name) {
     let asked = Instant::now();
     let ttl = millis(ledger.settings.load().keys_ttl);
     let renewed = renewal(&ledger, &owner, name, ttl).await;
