@@ -86,7 +86,7 @@ fn run_client(sdk: Sdk, server: Sdk, url: &str, era: &str, flags: &[&str]) {
         assert_eq!(line["ok"], true, "{}: {}", line["scenario"], line["detail"]);
     }
     let names: Vec<_> = told.iter().map(|line| line["scenario"].as_str().unwrap_or_default()).collect();
-    assert_eq!(names, scenarios(server, era));
+    assert_eq!(names, scenarios(server, era), "the client ended with {status}");
     assert!(status.success(), "{status}");
 }
 

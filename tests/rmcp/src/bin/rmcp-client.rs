@@ -38,6 +38,15 @@ struct Heard {
     changed: Notify,
 }
 
+impl Heard {
+    /// Waits until the progress that has come is as wanted.
+    async fn until(&self, wanted: impl Fn(&[f64]) -> bool) {
+        while !wanted(&self.progress.lock().expect("no panic holds it")) {
+            self.moved.notified().await;
+        }
+    }
+}
+
 impl ClientHandler for Node {
     fn get_info(&self) -> ClientConfig {
         let able = ClientCapabilities::builder().enable_elicitation().enable_sampling().build();
@@ -105,7 +114,10 @@ impl Scenarios {
     async fn progress(&self) -> Result<Value, Failure> {
         self.heard.progress.lock().expect("no panic holds it").clear();
         self.says("counted", "count", json!({"steps": 5})).await?;
-        let seen = self.heard.progress.lock().expect("no panic holds it").clone();
+        // The SDK handles each in a task of its own: some may still run, and their order is lost.
+        self.heard.until(|seen| seen.contains(&5.0)).await;
+        let mut seen = self.heard.progress.lock().expect("no panic holds it").clone();
+        seen.sort_by(f64::total_cmp);
         check(seen.len() >= 3 && seen.windows(2).all(|two| two[0] < two[1]), &seen)?;
         Ok(json!(seen))
     }
@@ -113,13 +125,8 @@ impl Scenarios {
     /// A call that is dropped when its first progress has come.
     async fn cancel(&self) -> Result<Value, Failure> {
         self.heard.progress.lock().expect("no panic holds it").clear();
-        let moved = async {
-            while self.heard.progress.lock().expect("no panic holds it").is_empty() {
-                self.heard.moved.notified().await;
-            }
-        };
         tokio::select! {
-            () = moved => {}
+            () = self.heard.until(|seen| !seen.is_empty()) => {}
             result = self.call("wait", json!({})) => return Err(format!("it was answered: {result:?}").into()),
         }
         self.add().await

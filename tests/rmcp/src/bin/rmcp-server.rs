@@ -30,6 +30,15 @@ fn event(name: &str) {
     println!("{}", json!({"event": name}));
 }
 
+/// Tells that the work of `wait` ended: nothing but a cancellation ends it, by the token or by dropping the future.
+struct TellsCancelled;
+
+impl Drop for TellsCancelled {
+    fn drop(&mut self) {
+        event("cancelled");
+    }
+}
+
 #[derive(Clone)]
 struct Tools {
     /// Says to every listen stream that the tools have changed.
@@ -79,9 +88,9 @@ impl ServerHandler for Tools {
                 Ok(text("counted"))
             }
             "wait" => {
+                let _told = TellsCancelled;
                 progress(&context, 1, 2).await?;
                 context.ct.cancelled().await;
-                event("cancelled");
                 Ok(text("never"))
             }
             "announce" => {
