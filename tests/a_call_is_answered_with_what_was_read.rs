@@ -363,3 +363,47 @@ fn a_failure_is_told_as_an_event_where_accept_excludes_json() {
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&"q".into(), &1502.into()));
     assert!(response.text().ends_with("\n\n"));
 }
+
+#[test]
+fn an_answer_to_another_request_is_none_to_this_call() {
+    for answer in
+        [result(2), result("\"1\""), r#"{"jsonrpc":"2.0","id":null,"result":{"content":[]}}"#.into()]
+    {
+        let upstream = Upstream::json(answer);
+        let sidecar = Sidecar::before(&upstream);
+        let told = sidecar.client().ask(&call(1)).json();
+        assert_eq!((&told["id"], &told["error"]["data"]["reason"]), (&1.into(), &"upstream_failed".into()));
+    }
+    // Its sender could not read the id: the error is all there is.
+    let unread = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"m"}}"#;
+    let upstream = Upstream::json(unread);
+    assert_eq!(Sidecar::before(&upstream).client().ask(&call(1)).text(), unread);
+}
+
+#[test]
+fn a_length_beside_a_transfer_coding_is_not_believed() {
+    let upstream = Upstream::start(|_, reply| {
+        let body = result(1);
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3\r\n";
+        reply.raw(format!("{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()));
+    });
+    let sidecar = Sidecar::before(&upstream);
+    for post in [call(1), list(1)] {
+        assert_eq!(sidecar.client().ask(&post).text(), result(1));
+    }
+}
+
+#[test]
+fn a_second_response_to_the_same_request_is_not_sent() {
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[]);
+        reply.event(&result(1));
+        reply.event(r#"{"jsonrpc":"2.0","id":1,"result":{"content":[],"late":true}}"#);
+        reply.end();
+    });
+    let sidecar = Sidecar::before(&upstream);
+    for post in [call(1), modern_call(1)] {
+        let text = sidecar.client().ask(&post).text();
+        assert!(text.contains(&result(1)) && !text.contains("late"), "{text}");
+    }
+}

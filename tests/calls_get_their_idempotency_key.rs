@@ -333,7 +333,7 @@ fn what_breaks_the_rules_of_an_identity_is_refused_and_not_sent() {
     // A leg needs a name where there is any identity at all.
     for leg in [("inputResponses", "{}"), ("requestState", "\"s\"")] {
         calls_.push(Call::of("mark").said(json!({ "job": "j" })).param(leg.0, leg.1));
-        calls_.push(Call::of("mark").field("Oz0-Elapsed", "0").param(leg.0, leg.1));
+        calls_.push(Call::of("mark").field("Oz0-Session-Start", "x").param(leg.0, leg.1));
     }
     for (n, call) in calls_.iter().enumerate() {
         let call = call.clone().id(format!("\"n{n}\""));

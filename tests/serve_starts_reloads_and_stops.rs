@@ -146,7 +146,8 @@ fn a_second_signal_ends_the_drain_at_once() {
     sidecar.signal("TERM");
     sidecar.wait_stderr("draining");
     sidecar.signal("INT");
-    assert_eq!(sidecar.wait_exit().code(), Some(1));
+    // A drain that had to cut calls is an end like any other: the log tells.
+    assert_eq!(sidecar.wait_exit().code(), Some(0));
     client.closed();
 }
 

@@ -21,7 +21,9 @@ use crate::{
     account::Outcome,
     error::{Failure, Reason},
     exchange::Exchange,
+    ledger::Claim,
     server::Peer,
+    store::BoxFuture,
     upstream,
 };
 
@@ -37,6 +39,8 @@ pub fn event_stream(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body 
 }
 
 struct Whole {
+    /// The end of a call that has none of its upstream's; stored before its node can make the next attempt.
+    settling: Option<BoxFuture<'static, ()>>,
     /// What was not taken yet.
     bytes: Bytes,
     names_length: bool,
@@ -53,7 +57,8 @@ impl Whole {
         if bytes.is_empty() {
             exchange.completed(outcome);
         }
-        Self { bytes, names_length, outcome, exchange }
+        let settling = settling(&mut exchange);
+        Self { settling, bytes, names_length, outcome, exchange }
     }
 }
 
@@ -63,8 +68,9 @@ impl http_body::Body for Whole {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _cx: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        ready!(poll_settled(&mut self.settling, cx));
         if self.bytes.is_empty() {
             return Poll::Ready(None);
         }
@@ -89,6 +95,19 @@ impl http_body::Body for Whole {
         }
         SizeHint::with_exact(self.bytes.len() as u64)
     }
+}
+
+/// Writes the end of the exchange's claim, if it has one.
+fn settling(exchange: &mut Exchange) -> Option<BoxFuture<'static, ()>> {
+    exchange.claim.take().map(Claim::settle)
+}
+
+fn poll_settled(settling: &mut Option<BoxFuture<'static, ()>>, cx: &mut Context<'_>) -> Poll<()> {
+    if let Some(work) = settling {
+        ready!(work.as_mut().poll(cx));
+        *settling = None;
+    }
+    Poll::Ready(())
 }
 
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
@@ -156,9 +175,11 @@ pub fn pulled(
     if never_sent || (first.is_empty() && rest.is_end()) {
         exchange.completed(outcome);
     }
+    let settling = settling(&mut exchange);
     let timer = clocks.deadline().map(|(at, _)| Box::pin(sleep_until(at)));
     let gone = Box::pin(peer.closed());
     Body::new(Pulled {
+        settling,
         first: Some(first).filter(|first| !first.is_empty()),
         rest,
         clocks,
@@ -170,6 +191,7 @@ pub fn pulled(
 }
 
 struct Pulled<G> {
+    settling: Option<BoxFuture<'static, ()>>,
     first: Option<Bytes>,
     rest: Rest,
     clocks: Clocks,
@@ -247,6 +269,7 @@ impl<G: Future<Output = ()>> http_body::Body for Pulled<G> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
+        ready!(poll_settled(&mut this.settling, cx));
         if let Some(first) = this.first.take() {
             return Poll::Ready(Some(Ok(this.pass(first))));
         }
