@@ -1,5 +1,5 @@
 //! What an exchange amounted to: an [`Account`] travels with it and becomes exactly one [`Record`], written
-//! when the exchange ends, whatever its end (contract section 11).
+//! when the exchange ends, whatever its end.
 //!
 //! Words: a *record* is one line of the access log; an *outcome* is how the exchange ended. An account is
 //! owned by one exchange: first by the future that answers it, then by the response body. Whoever owns it
@@ -66,7 +66,7 @@ pub struct Record {
     /// The client as `name/version`.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shape::option_text")]
     pub client: Option<String>,
-    /// The job's id (contract section 6).
+    /// The job's id.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shape::option_identity")]
     pub job: Option<String>,
     /// The call's activity.
@@ -81,13 +81,13 @@ pub struct Record {
     /// Which attempt of the call it was, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u64>,
-    /// `safe`, `conditional` or `unsafe` (contract section 5).
+    /// `safe`, `conditional` or `unsafe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_class: Option<&'static str>,
     /// The committed result was answered again, nothing was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replayed: Option<bool>,
-    /// How an attempt of 2 and up began (contract section 7).
+    /// How an attempt of 2 and up began.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shape::option_text")]
     pub resume: Option<String>,
     /// The tool is not the approved one.
@@ -102,7 +102,7 @@ pub struct Record {
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
-    /// The reason of contract section 10.
+    /// The reason in the error's `data`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
     /// The wait that was named, seconds, as the token stands in the answer.

@@ -1,4 +1,4 @@
-//! The admin listener: health, readiness, metrics, and a page to look at (contract section 11).
+//! The admin listener: health, readiness, metrics, and a page to look at.
 //!
 //! Asks for no credential: `Host` (on a loopback listener) and `Origin` are checked, so that a page in a browser on
 //! the same host can't ask.
@@ -79,7 +79,7 @@ impl Admin {
         refusal
     }
 
-    /// as on the listener for nodes.
+    /// As on the listener for nodes.
     fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
         let loopback = self.shared.loopback;
         let auth = self.shared.auth.load();

@@ -1,6 +1,6 @@
-//! A busy upstream, as a tool result (contract section 4).
+//! A busy upstream, as a tool result.
 //!
-//! The text is the sidecar's own: what the upstream wrote is untrusted and would reach a model.
+//! The text is the sidecar's own: what the upstream wrote is untrusted and would reach a model.
 
 use std::{borrow::Cow, time::SystemTime};
 
@@ -20,7 +20,7 @@ pub struct Busy<'a> {
     pub retry_after: Option<&'a str>,
 }
 
-/// The wait that `Retry-After` names, as the text of a JSON number of seconds (RFC 9110 § 10.2.3; R-091): delta-seconds, a decimal fraction as it
+/// The wait that `Retry-After` names, as the text of a JSON number of seconds (RFC 9110 § 10.2.3): delta-seconds, a decimal fraction as it
 /// stands, an HTTP-date (three forms) minus the response's `Date`, else minus `now`, a past one `0`. Repeated (unless equal), negative, junk: `None`.
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<String> {
     let value = single(headers, &header::RETRY_AFTER)?;

@@ -1,4 +1,4 @@
-//! `notifications/cancelled` that the sidecar POSTs itself, to legacy upstreams only (contract section 8, J-01).
+//! `notifications/cancelled` that the sidecar POSTs itself, to legacy upstreams only.
 //!
 //! One named task with a bounded queue, since such a notice outlives the exchange it is about. It is sent once; its answer
 //! is discarded. A notice about a stream whose events had ids waits first: a node that resumes by `GET` has not gone.

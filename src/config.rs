@@ -1,6 +1,6 @@
 //! Text to checked settings: a TOML file, flags and defaults become one [`Config`], or every problem at once.
 //!
-//! Precedence is flag, environment, file, default (contract section 2). Flags and their environment variables
+//! Precedence is flag, environment, file, default. Flags and their environment variables
 //! arrive as [`Flags`]; the environment is otherwise only asked for secrets and for where state lives, through a
 //! function, so that tests need not set variables.
 //!

@@ -1,4 +1,4 @@
-//! Failures of the hop itself, as the node reads them: one table (contract section 10).
+//! Failures of the hop itself, as the node reads them: one table.
 //!
 //! A request that was taken gets HTTP 200 and a JSON-RPC error under its id, since SDK clients take that as the
 //! call's error and keep their session. What has no id to answer gets an HTTP status.
@@ -87,7 +87,7 @@ impl Reason {
         }
     }
 
-    /// The JSON-RPC code: 1000 + status, outside of what JSON-RPC and MCP reserve.
+    /// The JSON-RPC code: 1000 + status, outside of what JSON-RPC and MCP reserve.
     pub fn code(self) -> i32 {
         1000 + i32::from(self.status().as_u16())
     }

@@ -40,7 +40,7 @@ pub struct Request {
     pub until: Instant,
     /// The tool's progress may carry resume tokens.
     pub resumable: bool,
-    /// A legacy node that hangs up means `notifications/cancelled` too (contract section 8, J-01).
+    /// A legacy node that hangs up means `notifications/cancelled` too.
     pub cancels_on_disconnect: bool,
     /// The `notifications/cancelled` that a clock, a drain or a hang-up sends; none in modern and where it must not be sent.
     pub notice: Option<Notice>,
@@ -239,7 +239,7 @@ impl Exchange {
         // Without a moment of its own the hang-up is this drop: what was held upstream was dropped just before.
         record.cancel_ms = Some(at.map_or(Duration::ZERO, |at| at.elapsed()));
         let cancels = self.request.as_ref().is_some_and(|request| request.cancels_on_disconnect);
-        // Where the response is complete there is nothing left to cancel, delivered or not (J-01).
+        // Where the response is complete there is nothing left to cancel, delivered or not.
         let answered = self.entry.as_ref().is_some_and(|entry| entry.running.is_answered());
         if by != CancelledBy::Disconnect || answered {
             return;

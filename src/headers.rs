@@ -93,7 +93,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` (it would speak for our origin, R-221) and forged
+/// Makes the upstream's response headers fit for the node, in place: hop-by-hop, `Alt-Svc` (it would speak for our origin) and forged
 /// `Oz0-*` are removed.
 pub fn toward_node(headers: &mut HeaderMap) {
     if headers.contains_key(header::TRANSFER_ENCODING) {
@@ -113,7 +113,7 @@ fn remove_prefixed(headers: &mut HeaderMap, prefixes: &[&str]) {
     }
 }
 
-/// Sets what every SSE answer carries (contract section 9): content type as it came, `Cache-Control` with `no-cache` and `no-transform` beside
+/// Sets what every SSE answer carries: content type as it came, `Cache-Control` with `no-cache` and `no-transform` beside
 /// the upstream's `no-store` and `private`, `X-Accel-Buffering: no`, each once; no `Content-Length`.
 pub fn force_stream(headers: &mut HeaderMap) {
     let has = |directive: &str| {
@@ -131,7 +131,7 @@ pub fn force_stream(headers: &mut HeaderMap) {
     headers.remove(header::CONTENT_LENGTH);
 }
 
-/// Removes, in place, what described a body that the sidecar puts another one in place of: length, type, coding, validators, ranges,
+/// Removes, in place, what described a body that the sidecar puts another one in place of: length, type, coding, validators, ranges,
 /// digests. Everything else of the answer stays.
 pub fn shed_content(headers: &mut HeaderMap) {
     for name in [
@@ -151,19 +151,19 @@ pub fn shed_content(headers: &mut HeaderMap) {
     shed_digests(headers);
 }
 
-/// Removes, in place, digests of a body that was changed.
+/// Removes, in place, digests of a body that was changed.
 pub fn shed_digests(headers: &mut HeaderMap) {
     for name in ["content-md5", "content-digest", "repr-digest", "digest"] {
         headers.remove(name);
     }
 }
 
-/// The message is signed (RFC 9421), so its body must not be changed.
+/// The message is signed (RFC 9421), so its body must not be changed.
 pub fn is_signed(headers: &HeaderMap) -> bool {
     headers.contains_key("signature") || headers.contains_key("signature-input")
 }
 
-/// The essence of `Content-Type`: `application/json`, `text/event-stream`, lower case, no parameters. `None` if it is absent, repeated or
+/// The essence of `Content-Type`: `application/json`, `text/event-stream`, lower case, no parameters. `None` if it is absent, repeated or
 /// not ASCII.
 pub fn content_type(headers: &HeaderMap) -> Option<String> {
     let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
@@ -171,7 +171,7 @@ pub fn content_type(headers: &HeaderMap) -> Option<String> {
     Some(essence(line.to_str().ok()?).to_ascii_lowercase())
 }
 
-/// The body of a request has a coding that nobody here can read.
+/// The body of a request has a coding that nobody here can read.
 pub fn content_encoding_refused(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings =

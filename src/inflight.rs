@@ -25,7 +25,7 @@ use crate::{
     relay::terminal::{State, Terminal},
 };
 
-/// Where ids are unique: one client's requests to one upstream (contract section 8).
+/// Where ids are unique: one client's requests to one upstream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
     /// The upstream's name.

@@ -1,5 +1,5 @@
-//! The ledger: what is known of each keyed call, so that a second attempt is answered, resumed, held back or refused as
-//! contract section 7 says.
+//! The ledger: what is known of each keyed call, so that a second attempt is answered, resumed, held back or
+//! refused.
 //!
 //! [`entry`] decides, purely; the state store makes each decision one atomic step; this module holds what lives only as
 //! long as the process: claims, their leases, the results in memory, and the one task that settles what an exchange could
@@ -231,7 +231,7 @@ impl Ledger {
         })
     }
 
-    /// A progress token that no client has, and that every sidecar on this store knows for one of theirs.
+    /// A progress token that no client has, and that every sidecar on this store knows for one of theirs.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What is known of each tool, and what follows from it for a call (contract section 5).
+//! What is known of each tool, and what follows from it for a call.
 //!
 //! Words: a tool is *listed* once an answer to `tools/list` showed it, or if the configuration names it. Its *hints*
 //! are what that answer says of it, untrusted; [`Rules`] are what the operator says: overrides, and an [`Approval`]
@@ -32,7 +32,7 @@ const LONGEST_NAME: usize = 1024;
 /// For so long what a listing showed here goes before what the store says: ample for the store to have it too.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// May a call be made again? (contract section 5)
+/// May a call be made again?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RetryClass {
     /// It only reads.

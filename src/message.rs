@@ -127,7 +127,7 @@ pub enum Malformed {
     },
 }
 
-/// Which MCP era a request belongs to.
+/// Which MCP era a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Era {
     /// 2025-03-26, 2025-06-18, 2025-11-25: `initialize` and sessions.
@@ -136,14 +136,14 @@ pub enum Era {
     Modern,
 }
 
-/// The deepest nesting a body may have; deeper ones are refused. Real calls stay below ten.
+/// The deepest nesting a body may have; deeper ones are refused. Real calls stay below ten.
 pub const MAX_DEPTH: usize = 512;
 
 /// Reads a POSTed body.
 ///
 /// # Errors
 ///
-/// [`Malformed`], as contract section 10 and say; nothing was sent.
+/// [`Malformed`]; nothing was sent.
 pub fn classify(body: &Bytes) -> Result<Message, Malformed> {
     read::body(body)
 }
@@ -154,7 +154,7 @@ const FIRST_MODERN: &str = "2026-07-28";
 /// What is assumed where nothing names a revision (MCP 2025-06-18, Transports § Protocol Version Header).
 const ASSUMED: &str = "2025-03-26";
 
-/// The era of a message, and the protocol revision as the log shows it.
+/// The era of a message, and the protocol revision as the log shows it.
 ///
 /// `header` is `MCP-Protocol-Version`, trimmed; `session` is the revision that the session's
 /// `initialize` negotiated, if it is remembered. The body wins: a header that contradicts it is for
@@ -176,7 +176,7 @@ pub fn era_of(revision: &str) -> Era {
     if is_modern(revision) { Era::Modern } else { Era::Legacy }
 }
 
-/// Whether the revision of a message is one whose era nobody can tell: a version header that is no date, and a body that does not
+/// Whether the revision of a message is one whose era nobody can tell: a version header that is no date, and a body that does not
 /// say it is modern. [`era`] counts it as legacy; it is to be forwarded with nothing added.
 pub fn revision_unknown(message: &Message, header: Option<&str>) -> bool {
     message.modern_version().is_none() && header.is_some_and(|header| !header.is_empty() && !is_date(header))

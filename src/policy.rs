@@ -1,4 +1,4 @@
-//! Which tools may be called at all: globs on their names (contract section 2, `[upstreams.NAME.policy]`).
+//! Which tools may be called at all: globs on their names.
 
 use std::str::Chars;
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use body::Body;
 
-/// How streams of one upstream are relayed (contract section 9).
+/// How streams of one upstream are relayed.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Events held for a slow node, per stream.

@@ -34,7 +34,7 @@ pub use listener::Listener;
 /// How long connections may take to end once nothing new is accepted; what is left then is cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Bounds of connections (contract section 2, `[limits]`).
+/// Bounds of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at a time.

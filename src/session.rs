@@ -1,4 +1,4 @@
-//! What legacy sessions negotiated: the protocol revision and the client, for the era rule and the log.
+//! What legacy sessions negotiated: the protocol revision and the client, for the era rule and the log.
 //!
 //! Bounded in number; losing an entry only means that a request without a version header counts as 2025-03-26.
 
@@ -21,7 +21,7 @@ pub struct Session {
     pub client: Option<String>,
 }
 
-/// The sessions of all upstreams, each found by its whole scope: a session id alone proves nothing.
+/// The sessions of all upstreams, each found by its whole scope: a session id alone proves nothing.
 #[derive(Debug, Default)]
 pub struct Sessions {
     table: Mutex<Table>,

@@ -1,8 +1,5 @@
 //! What the sidecar refuses about the HTTP request itself, before there is a call: the status, a JSON-RPC error under
 //! the id where that could be read, no byte upstream, and one line in the log.
-//!
-//! Contract section 10, first paragraph; order of the checks: J-16, with 401 after `Host` and `Origin`. Ids: R-044.
-//! Mirrored headers: R-017 to R-037. The web page that drives a local port: R-231, R-232.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
@@ -298,10 +295,10 @@ fn the_headers_of_a_modern_request_that_say_the_same_in_any_form_pass_as_they_ca
     let name = r#""name":"caf\u00e9 ✓","arguments":{}"#;
     pass("beyond ASCII", modern("tools/call", name, Some("=?base64?Y2Fmw6kg4pyT?=")));
     pass("a name where none belongs", modern("tools/list", "", Some("x")));
-    // Nothing in the body to compare with: the upstream's to judge (R-019).
+    // Nothing in the body to compare with: the upstream's to judge.
     let bare = r#"{"jsonrpc":"2.0","id":"m-1","method":"tools/list"}"#;
     pass("no _meta", Post::modern("tools/list", None, bare));
-    // A version nobody knows, the same in both places: the upstream's to judge (R-020).
+    // A version nobody knows, the same in both places: the upstream's to judge.
     let future = String::from_utf8(modern("tools/list", "", None).body).unwrap().replace(MODERN, "v999.0.0");
     let future = Post::modern("tools/list", None, future).field("MCP-Protocol-Version", "v999.0.0");
     pass("an unknown version", future);
@@ -425,7 +422,7 @@ fn local_pages_and_what_the_configuration_names_are_let_in() {
     let origins = ["http://localhost:8080", "http://127.0.0.1", "http://[::1]:3000", "https://app.example"];
     for (number, origin) in origins.iter().enumerate() {
         assert_eq!(sidecar.client().ask(&call(1).field("Origin", origin)).status(), 200, "{origin}");
-        assert_eq!(upstream.wait_request(number).head.field("origin"), Some(*origin), "R-234");
+        assert_eq!(upstream.wait_request(number).head.field("origin"), Some(*origin), "{origin}");
     }
     for host in ["localhost", "localhost:1", "127.0.0.1:7080", "[::1]", "sidecar.internal:9"] {
         assert_eq!(sidecar.client().ask(&call(1).field("Host", host)).status(), 200, "{host}");

@@ -1,4 +1,4 @@
-//! Contract section 3: the JSON answer to a call is known whole before it is passed on (at most `response_body`), an
+//! The JSON answer to a call is known whole before it is passed on (at most `response_body`), an
 //! answer that is compressed although nobody asked for it is decoded and its label removed, and everything else passes
 //! however large it is.
 

@@ -1,5 +1,5 @@
 //! `notifications/cancelled` from the node: forwarded in legacy, kept in modern; it ends exactly the request that it names,
-//! and nothing more is said about that one (contract section 8; ).
+//! and nothing more is said about that one.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,5 +1,5 @@
-//! Contract section 8: a node that gives one exchange up closes the upstream's stream of that one exchange, whichever
-//! version of HTTP is spoken on either side, and no other exchange notices (HTTP/2: `RST_STREAM` with `CANCEL`, R-101).
+//! A node that gives one exchange up closes the upstream's stream of that one exchange, whichever
+//! version of HTTP is spoken on either side, and no other exchange notices (HTTP/2: `RST_STREAM` with `CANCEL`).
 //! Section 3: one slow or chatty stream never costs another one its connection.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

@@ -1,4 +1,4 @@
-//! Contract section 7: whatever moment the sidecar is killed at, no commit that was answered is lost, no unsafe call is made
+//! Whatever moment the sidecar is killed at, no commit that was answered is lost, no unsafe call is made
 //! twice, no ordinal is given twice, and no key is blocked for longer than its lease. The file is whole after every kill.
 //!
 //! `CRASH_ROUNDS` says how often it is killed; 10 times if unset.

@@ -1,5 +1,5 @@
 //! SIGTERM: what runs may finish within `drain`, what is new is turned away, what is left is cut and told so, and the
-//! process ends with every line written (contract sections 1, 8, 9 and 10).
+//! process ends with every line written.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,5 +1,5 @@
 //! A `subscriptions/listen` stream that its upstream drops is asked for again, and its node sees one subscription
-//! throughout (contract section 9, J-24, J-25, J-44, J-45).
+//! throughout.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

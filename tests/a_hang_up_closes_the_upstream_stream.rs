@@ -1,5 +1,5 @@
 //! A node that hangs up, in whatever way and at whatever moment, ends what its call holds upstream, at once, and nothing
-//! else (contract section 8; ).
+//! else.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,5 +1,5 @@
 //! What a legacy server is told when its node hangs up or a clock runs out: `notifications/cancelled`, within bounds,
-//! once, and never in modern (contract section 8, `legacy_disconnect`; J-01, R-134, R-137, R-138, R-154).
+//! once, and never in modern.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

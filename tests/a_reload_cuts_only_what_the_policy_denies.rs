@@ -1,4 +1,4 @@
-//! Contract section 2: a reload takes new settings for what begins after it; what is in flight goes on under what it
+//! A reload takes new settings for what begins after it; what is in flight goes on under what it
 //! began with, also when its upstream is gone, except calls that the new policy denies (section 8: they are told
 //! `policy`, and a legacy server is told too). Section 10: a call that the policy denies is answered and not sent.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

@@ -1,4 +1,4 @@
-//! Contract section 9, the queue between upstream and node: the upstream is read on while the node is slow, progress is
+//! The upstream is read on while the node is slow, progress is
 //! merged and at capacity dropped with a mark, nothing else is ever lost, and memory stays bounded.
 
 mod support;
@@ -477,7 +477,7 @@ fn without_coalescing_nothing_is_thinned_for_a_slow_node() {
     assert_eq!(line["progress_out"], EVENTS);
 }
 
-/// The contract's rule 5 decides about values that do not rise; what is no number has no order and passes.
+/// Values that do not rise are thinned; what is no number has no order and passes.
 #[test]
 fn values_that_stall_or_fall_stay_here_and_nothing_is_ever_computed() {
     let message = |n: usize, value: &str| {

@@ -1,4 +1,4 @@
-//! Contract section 7, last paragraph: while the state store is away calls without identity go on, a call that needs the
+//! While the state store is away calls without identity go on, a call that needs the
 //! store is busy and not sent, the log and `/readyz` say so, and the sidecar recovers by itself. A response is delivered at
 //! once even if its commit fails, which is tried again.
 

@@ -1,4 +1,4 @@
-//! Contract sections 8 to 10: how a stream ends. With its response, which completes the exchange whatever the node does
+//! How a stream ends. With its response, which completes the exchange whatever the node does
 //! next; or broken, with one error event and never half an event; or, where its events have ids, just so.
 
 mod support;
@@ -314,7 +314,7 @@ fn no_progress_follows_the_response_of_a_modern_stream() {
 }
 
 /// A legacy call may have become a task, whose progress goes on under the same token: it passes. (A stricter client-side
-/// wish, that nothing at all may follow, yields to the contract's rule 5.)
+/// wish, that nothing at all may follow, yields to the queue's rule for late progress.)
 #[test]
 fn late_progress_of_a_legacy_stream_passes() {
     let sent = [progress(1, 1), result(1), progress(1, 2), progress("\"task\"", 1)];

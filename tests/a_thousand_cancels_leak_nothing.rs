@@ -1,5 +1,5 @@
-//! Whatever ends an exchange, nothing of it stays: no file, no thread, no place among what runs, no memory (contract
-//! section 8; the sidecar lives as long as its node's machine).
+//! Whatever ends an exchange, nothing of it stays: no file, no thread, no place among what runs, no memory: the
+//! sidecar lives as long as its node's machine.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,5 +1,4 @@
-//! Streams that lose their upstream at once do not come back at once: full jitter, each for itself (contract section 9,
-//! A recovering server must not fall over those that waited for it.
+//! Streams that lose their upstream at once do not come back at once: full jitter, each for itself. A recovering server must not fall over those that waited for it.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

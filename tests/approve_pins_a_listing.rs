@@ -1,5 +1,5 @@
 //! `approve` asks a server of either era for its whole listing and prints the pin, and a sidecar with that pin notices
-//! a tool that has changed (contract sections 1 and 5).
+//! a tool that has changed.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

@@ -1,4 +1,4 @@
-//! Contract section 7, progress and resume: a call that has a key and may be made again is asked for progress, which is
+//! A call that has a key and may be made again is asked for progress, which is
 //! kept with the call and kept from a node that did not ask; the next attempt goes on from the last good resume token, and
 //! says so.
 

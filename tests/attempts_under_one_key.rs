@@ -1,4 +1,4 @@
-//! Contract section 7: attempts under one key never overlap, stand for one call alone, and are made again only where
+//! Attempts under one key never overlap, stand for one call alone, and are made again only where
 //! that can do no harm. What was made is counted by the upstream itself.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

@@ -1,5 +1,5 @@
-//! Contract section 4: a 429, or a 503 that names a wait, in answer to a call is a tool result that says "busy" and for
-//! how long; in answer to anything else it passes as it came.
+//! A 429, or a 503 that names a wait, in answer to a call is a tool result that says "busy" and for
+//! how long; in answer to anything else it passes as it came.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

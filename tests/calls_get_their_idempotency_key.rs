@@ -1,4 +1,4 @@
-//! Contract section 6: what the node says of a call, in `oz0/call` or in `Oz0-*` headers, is consumed and becomes the
+//! What the node says of a call, in `oz0/call` or in `Oz0-*` headers, is consumed and becomes the
 //! call's idempotency key. Arguments count by their digest, `k` counts up without ever being given twice, and an
 //! activity's key stays what it was at its first attempt.
 

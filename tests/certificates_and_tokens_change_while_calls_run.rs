@@ -1,4 +1,4 @@
-//! Contract section 2: TLS on the listener and toward upstreams, with certificates, authorities and tokens that change
+//! TLS on the listener and toward upstreams, with certificates, authorities and tokens that change
 //! while the sidecar runs: in place or as a mounted volume changes them (its `..data` link is swapped). No exchange is
 //! dropped for it. What is wrong with a certificate is said at start or at the reload that brings it.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

@@ -1,7 +1,5 @@
 //! The command line of `serve`, `check` and `health`: flags, their environment variables, which of them wins, and the
 //! exit codes 0 (done), 1 (failed at run time), 2 (wrong usage or configuration).
-//!
-//! Contract section 1, and of section 2 what decides whether `serve` starts.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

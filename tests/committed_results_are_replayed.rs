@@ -1,4 +1,4 @@
-//! Contract section 7, replay: a call under a key that is done is answered with the committed result, byte for byte,
+//! A call under a key that is done is answered with the committed result, byte for byte,
 //! under the new JSON-RPC id, and nothing is sent; in the era and to the principal it was made for, and for as long as it is
 //! held.
 

@@ -1,4 +1,4 @@
-//! Contract sections 1 and 2: secrets come from files and from variables that the configuration names, never from flags;
+//! Secrets come from files and from variables that the configuration names, never from flags;
 //! a listener that others can reach lends an upstream's credential only where that was said (`[auth]`). A unix socket
 //! counts as loopback, and is served like any other listener.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

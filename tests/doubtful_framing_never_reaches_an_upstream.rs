@@ -1,8 +1,8 @@
 //! Where two readers could see two messages, the sidecar sees none: the request is refused with 400, the connection is
 //! closed, nothing is sent upstream, and what was smuggled behind it is not read as a request.
 //!
-//! as seen from outside: RFC 9112 § 2.2, § 3.2, § 5, § 6.1 to § 6.3, § 7.1, § 11.2. Further: bodies and
-//! heads that come too slowly, and uploads that are too large (contract section 2, `[limits]`).
+//! As seen from outside: RFC 9112 § 2.2, § 3.2, § 5, § 6.1 to § 6.3, § 7.1, § 11.2. Further: bodies and
+//! heads that come too slowly, and uploads that are too large.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! Contract section 9: the head goes out as soon as the upstream's has come, and each event is passed on at once, so that
+//! The head goes out as soon as the upstream's has come, and each event is passed on at once, so that
 //! a server may ask its client in mid-call. "At once" is asserted as an order: the upstream goes on only when the node
 //! has what came before.
 
@@ -225,7 +225,7 @@ fn a_server_asks_in_mid_call_and_is_answered_while_its_stream_is_open() {
     }
 }
 
-/// The idle clock stands still while the node owes the answer (contract section 8), also beyond its time.
+/// The idle clock stands still while the node owes the answer, also beyond its time.
 #[test]
 fn a_person_may_take_longer_to_answer_than_the_idle_time() {
     let upstream = asking(false);

@@ -1,7 +1,7 @@
 //! The access log: one line per exchange, written when it ends, whatever its end; which fields are there and which are
 //! not; nothing in a line that forges another one; and a slow reader of stdout that blocks nobody.
 //!
-//! Contract section 11. What must never be in a line: `no_secret_reaches_a_log.rs`.
+//! `no_secret_reaches_a_log.rs`.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

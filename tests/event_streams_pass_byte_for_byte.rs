@@ -1,4 +1,4 @@
-//! Contract section 9: an event stream reaches the node under forced headers with each event's bytes as they came, less
+//! An event stream reaches the node under forced headers with each event's bytes as they came, less
 //! the upstream's comments and its coding; nothing is added. Section 10 for an event beyond its limit.
 
 mod support;

@@ -1,5 +1,4 @@
-//! Contract section 2, `[limits]`: each key bounds what it says, and what is beyond it is told in the way of section 4 or
-//! 10; afterwards everything is as before. `calls` has its own file (`own_limits_answer_busy`), and `client_stall` is in
+//! Each key bounds what it says, and what is beyond it is told as a busy result or an error; afterwards everything is as before. `calls` has its own file (`own_limits_answer_busy`), and `client_stall` is in
 //! `two_clocks_bound_every_request`.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

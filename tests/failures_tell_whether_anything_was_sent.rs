@@ -1,5 +1,5 @@
 //! What the node reads when the way to its server fails: one JSON-RPC error under the request's id that says why and
-//! whether anything was sent, a status where there is no id, and never a second try (contract sections 3 and 10).
+//! whether anything was sent, a status where there is no id, and never a second try.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! Contract section 3: which headers pass, which end at the hop, and which the sidecar adds.
+//! Which headers pass, which end at the hop, and which the sidecar adds.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

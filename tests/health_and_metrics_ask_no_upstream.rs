@@ -1,7 +1,7 @@
 //! The admin listener: alive, ready, metrics and a page to look at. Asking it makes no request upstream, whatever
 //! becomes of the upstreams; no web page can ask it.
 //!
-//! Contract section 11; section 10 (`Origin` and `Host` there too).
+//! `Origin` and `Host` are checked there too.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

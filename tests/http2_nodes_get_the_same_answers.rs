@@ -1,6 +1,6 @@
 //! A node that speaks HTTP/2 on the plain listener (prior knowledge, RFC 9113 § 3.3) is served as one that speaks
 //! HTTP/1.1: the same answers, the same refusals, the same lines in the log. What HTTP/2 itself calls malformed is never
-//! forwarded (R-216, R-228; RFC 9113 § 8.1.1, § 8.2, § 8.3).
+//! forwarded (RFC 9113 § 8.1.1, § 8.2, § 8.3).
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

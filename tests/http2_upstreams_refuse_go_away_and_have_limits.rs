@@ -1,5 +1,5 @@
-//! Contract sections 3 and 10: a stream that an HTTP/2 upstream says it did not process is the failure
-//! `upstream_refused`, with `not_sent`, and never sent again by the sidecar (RFC 9113 § 6.8, § 8.7; R-223, J-26). What the
+//! A stream that an HTTP/2 upstream says it did not process is the failure
+//! `upstream_refused`, with `not_sent`, and never sent again by the sidecar (RFC 9113 § 6.8, § 8.7). What the
 //! upstream accepted before it goes away runs to its end. Its limit of streams holds up no call.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

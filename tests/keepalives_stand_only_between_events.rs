@@ -1,4 +1,4 @@
-//! Contract section 9: after `keepalive.interval` without a byte to the node a comment is sent, only between events, also
+//! After `keepalive.interval` without a byte to the node a comment is sent, only between events, also
 //! before the first one, never before the upstream's head is known and never on an answer that is no event stream.
 
 mod support;

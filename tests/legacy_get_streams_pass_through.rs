@@ -1,4 +1,4 @@
-//! Contract sections 3 and 9: the legacy `GET` stream and resumption pass through, event ids and `Last-Event-ID` included.
+//! The legacy `GET` stream and resumption pass through, event ids and `Last-Event-ID` included.
 //! The sidecar opens no `GET` itself, and what belongs to a POST never shows on a `GET`.
 
 mod support;

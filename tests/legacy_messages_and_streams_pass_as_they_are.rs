@@ -1,6 +1,5 @@
-//! What makes a legacy session more than request and response: messages that were handed over go on without their node
-//! (contract section 3; R-140), streams that end early are no failure and are resumed by the node alone (section 10, J-06),
-//! and a stream's events need not begin with the answer.
+//! What makes a legacy session more than request and response: messages that were handed over go on without their node, streams that end early are no failure and are resumed by the node alone (section 10),
+//! and a stream's events need not begin with the answer.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! Contract section 7: a legacy call whose stream ended with event ids is still running, until its response passes on a
+//! A legacy call whose stream ended with event ids is still running, until its response passes on a
 //! `GET` of that session, a cancel, or the clock.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

@@ -1,5 +1,5 @@
-//! Contract section 3: the sidecar never makes a request again by itself. The only repeat is a connection that was found
-//! closed before one byte of the request was written. The upstream's own count is what decides.
+//! The sidecar never makes a request again by itself. The only repeat is a connection that was found
+//! closed before one byte of the request was written. The upstream's own count is what decides.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

@@ -1,7 +1,5 @@
 //! Tokens, keys, cookies, session ids, query strings, arguments and results are in no log: not on stdout, not on stderr,
 //! not in a file, at no level, whatever happens to the exchange. Nor are they in an error that the sidecar makes.
-//!
-//! Contract section 10 (error texts), section 11 ("Never").
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! Contract section 4, end, and `calls` of section 2: at the sidecar's own limit a call gets the busy result, any other
+//! At the sidecar's own limit a call gets the busy result, any other
 //! request 503, and what needs no answer is never counted.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

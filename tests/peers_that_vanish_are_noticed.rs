@@ -1,4 +1,4 @@
-//! Contract section 8: a node that vanishes without a FIN is noticed within 60 s. An upstream that vanishes under an open
+//! A node that vanishes without a FIN is noticed within 60 s. An upstream that vanishes under an open
 //! stream is too: neither side is left with a stream that is none.
 //!
 //! The sidecar runs in a network namespace of its own, and links to it are taken down. That needs root and Linux, and real
@@ -18,7 +18,7 @@ use support::{
 };
 use tokio::time::Instant;
 
-/// What the contract promises of nodes.
+/// What is promised of nodes.
 const PROMISED: Duration = Duration::from_secs(60);
 /// What the sidecar's own probes of upstreams come to.
 const OF_UPSTREAMS: Duration = Duration::from_secs(90);

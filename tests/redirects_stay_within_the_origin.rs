@@ -1,4 +1,4 @@
-//! Contract section 3: a 307 or 308 within the same origin is followed once, remembered and logged; every other redirect
+//! A 307 or 308 within the same origin is followed once, remembered and logged; every other redirect
 //! is the node's to judge, and no credential ever follows one to another origin.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

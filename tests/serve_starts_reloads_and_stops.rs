@@ -1,4 +1,4 @@
-//! The life of `serve` as an operator sees it: exit codes, signals, reloads, readiness (contract sections 1 and 2), and
+//! The life of `serve` as an operator sees it: exit codes, signals, reloads, readiness, and
 //! the commands that ask about it.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]

@@ -1,4 +1,4 @@
-//! Contract section 11: one line per exchange, written when it ends, with what the stream amounted to.
+//! One line per exchange, written when it ends, with what the stream amounted to.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Contract section 5: what the sidecar knows of a tool comes from the `tools/list` answers that pass, is kept in the
+//! What the sidecar knows of a tool comes from the `tools/list` answers that pass, is kept in the
 //! state store, is overridden by the configuration, and counts only as approved where there is an approval. It decides
 //! what the sidecar adds to a call, and is never answered to a node.
 

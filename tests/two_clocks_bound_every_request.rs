@@ -1,5 +1,5 @@
 //! The idle clock and the maximum: what resets, stops and never moves them, what has none, and what the node and the
-//! upstream see when one runs out (contract section 8; ). And `client_stall`, which bounds the node.
+//! upstream see when one runs out. And `client_stall`, which bounds the node.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;

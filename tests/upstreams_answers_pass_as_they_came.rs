@@ -1,5 +1,5 @@
-//! Contract section 3: whatever is no call's result passes with its status, headers and body as the upstream wrote it,
-//! however it comes: early, in bits, without a body, in another version of HTTP.
+//! Whatever is no call's result passes with its status, headers and body as the upstream wrote it,
+//! however it comes: early, in bits, without a body, in another version of HTTP.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

@@ -1,4 +1,4 @@
-//! Contract section 3: `oz0/retryable`, `oz0/retry_after` and `oz0/refetch` in an upstream's own result are cut out and
+//! `oz0/retryable`, `oz0/retry_after` and `oz0/refetch` in an upstream's own result are cut out and
 //! counted, `Oz0-*` response headers are dropped, and nothing else of a result changes.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
@@ -224,7 +224,7 @@ fn a_byte_order_mark_hides_nothing() {
     assert_eq!(counted(&sidecar), 1);
 }
 
-// An event stream in an unknown coding passes opaquely: a node that asked for nothing of the kind cannot read it.
+// An event stream in an unknown coding passes opaquely: a node that asked for nothing of the kind cannot read it.
 #[test]
 fn an_answer_that_cannot_be_read_is_not_passed_off_as_a_result() {
     let upstream = Upstream::start(|request, reply| {

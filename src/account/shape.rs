@@ -11,7 +11,7 @@ use super::Record;
 
 /// Bytes of one value; a line has a few dozen of them, so a line is bounded too.
 const TEXT_BYTES: usize = 255;
-/// Bytes of a job, activity or key, which contract section 6 lets be longer than other text.
+/// Bytes of a job, activity or key, which may be longer than other text.
 const IDENTITY_BYTES: usize = 1024;
 
 /// Bounds a value for the log to 255 bytes, on a character boundary. Control characters stay: they are escaped

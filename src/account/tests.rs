@@ -15,7 +15,7 @@ use super::{
     *,
 };
 
-/// Contract section 11, in its order.
+/// The documented fields, in their order.
 const FIELDS: &str = "ts request upstream peer http_method path era protocol rpc id tool session client job \
     activity key digest attempt retry_class replayed resume listing_changed status upstream_status outcome reason \
     retry_after cancelled_by cancel_ms stream events progress_in progress_out progress_coalesced progress_dropped \
@@ -88,7 +88,7 @@ fn sink() -> (Sink, tokio::sync::mpsc::Receiver<String>) {
 }
 
 #[test]
-fn the_fields_are_the_contracts_in_its_order() {
+fn the_fields_are_the_documented_ones_in_their_order() {
     let line = line(&full());
     let positions: Vec<_> =
         FIELDS.split_whitespace().map(|name| line.find(&format!("\"{name}\":"))).collect();

@@ -92,7 +92,7 @@ fn a_date_counts_from_the_servers_own_date() {
 }
 
 #[test]
-fn the_result_is_of_the_contracts_shape_in_each_era() {
+fn the_result_is_of_the_documented_shape_in_each_era() {
     let busy = Busy { upstream: "github", status: Some(429), retry_after: Some("7") };
     let id = Id::string("q-1");
     let text = "The server \"github\" is busy (it answered HTTP status 429). The same call may be made again after 7 seconds.";

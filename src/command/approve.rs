@@ -1,4 +1,4 @@
-//! `approve URL`: prints a server's listing as the pin that `approved` names (contract section 5).
+//! `approve URL`: prints a server's listing as the pin that `approved` names.
 
 use std::{
     collections::BTreeMap,

@@ -2,7 +2,7 @@
 //! this process on free ports, plays the `scenes`, and shows for each what the client saw and what the access
 //! log says about it.
 //!
-//! It is a check too: every scene compares what came out with the contract, and one that differs makes the
+//! It is a check too: every scene compares what came out with what is promised, and one that differs makes the
 //! exit code 1.
 
 pub(crate) mod client;
@@ -26,7 +26,7 @@ use stage::{Seen, Stage};
 /// The longest that one scene may take; each is over in a few seconds.
 const SCENE_WITHIN: Duration = Duration::from_secs(15);
 
-/// Starts everything, plays every scene and prints it. 0 if all came out as the contract says, else 1.
+/// Starts everything, plays every scene and prints it. 0 if all came out as promised, else 1.
 pub async fn run() -> ExitCode {
     let out = &mut io::stdout();
     let played = match set_up().await {
@@ -57,10 +57,10 @@ async fn perform(stage: &mut Stage, scenes: &[Scene], out: &mut impl Write) -> i
     }
     let all = scenes.len();
     match failed.as_slice() {
-        [] => writeln!(out, "\nall {all} scenes came out as the contract says")?,
+        [] => writeln!(out, "\nall {all} scenes came out as promised")?,
         failed => writeln!(
             out,
-            "\n{} of {all} scenes differ from the contract: {}",
+            "\n{} of {all} scenes differ from what is promised: {}",
             failed.len(),
             failed.join(", ")
         )?,

@@ -1,4 +1,4 @@
-//! Reads the configuration again while the sidecar runs (contract section 2).
+//! Reads the configuration again while the sidecar runs.
 //!
 //! A wrong file is refused whole and the old configuration stays. Upstreams whose connections would be made as before
 //! keep them. `listen`, `admin`, `state` and `log.format` stay as they were at start.

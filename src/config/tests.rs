@@ -36,7 +36,7 @@ fn one_problem(text: &str, starts: &str, says: &str) {
 }
 
 #[test]
-fn every_key_has_the_default_of_the_contract() {
+fn every_key_has_its_documented_default() {
     let config = read("[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"").expect("right");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7080");
     assert_eq!(config.admin.as_ref().map(ToString::to_string).as_deref(), Some("127.0.0.1:7081"));
@@ -76,7 +76,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert!(config.warnings().is_empty());
 }
 
-/// The example of the contract, with files that a test has, and without the two keys that need others.
+/// An example of everything, with files that a test has, and without the two keys that need others.
 const EVERYTHING: &str = r#"
 listen = "unix:/run/sidecar.sock"
 admin  = ""
@@ -150,7 +150,7 @@ resume = false
 "#;
 
 #[test]
-fn every_key_of_the_contract_is_taken_and_relative_paths_are_the_files() {
+fn every_documented_key_is_taken_and_relative_paths_are_the_files() {
     let environment = |name: &str| Some(format!("secret of {name}"));
     let file = Path::new("/etc/sidecar/sidecar.toml");
     let config = Config::from_text(EVERYTHING, Some(file), &Flags::default(), &environment).expect("right");

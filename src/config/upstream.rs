@@ -74,7 +74,7 @@ impl Connection {
         })))
     }
 
-    /// Whether requests leave this host unencrypted.
+    /// Whether requests leave this host unencrypted.
     pub(super) fn is_plain_beyond_loopback(&self) -> bool {
         let host = self.url.host().unwrap_or_default().trim_matches(['[', ']']);
         let loopback = host.eq_ignore_ascii_case("localhost")

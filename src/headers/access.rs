@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, header};
 
-/// Whether `Origin` may talk to this listener. `allowed` are the configured ones; loopback origins count when `loopback_listener`.
+/// Whether `Origin` may talk to this listener. `allowed` are the configured ones; loopback origins count when `loopback_listener`.
 /// Absent: yes. `null`, malformed, repeated: no.
 pub fn origin_allowed(headers: &HeaderMap, allowed: &[String], loopback_listener: bool) -> bool {
     let mut lines = headers.get_all(header::ORIGIN).iter();
@@ -19,7 +19,7 @@ pub fn origin_allowed(headers: &HeaderMap, allowed: &[String], loopback_listener
         || (loopback_listener && web_authority(origin).is_some_and(|authority| authority.is_loopback()))
 }
 
-/// Whether `Host` (or `:authority`) may be asked on a loopback listener: a loopback name, address or one configured. An entry of `allowed`
+/// Whether `Host` (or `:authority`) may be asked on a loopback listener: a loopback name, address or one configured. An entry of `allowed`
 /// without a port allows any port.
 pub fn host_allowed(authority: &str, allowed: &[String]) -> bool {
     let Some(asked) = Authority::parse(authority.trim()) else { return false };

@@ -13,7 +13,7 @@ use super::{METHOD, NAME, PROTOCOL_VERSION, SESSION_ID};
 pub enum Refusal {
     /// 400 with JSON-RPC −32020: a mirrored header is missing, unreadable or contradicts the body.
     Mismatch(String),
-    /// 400 with JSON-RPC −32600: repeated, unusable or forbidden.
+    /// 400 with JSON-RPC −32600: repeated, unusable or forbidden.
     Unusable(String),
 }
 
@@ -26,7 +26,7 @@ const SINGLE: [(HeaderName, &str); 4] = [
 ];
 
 /// Checks that hold for every request before its body is read: repeated Mcp headers, a version with bytes that no version has, a `Connection`
-/// option that names a header we depend on. (`Mcp-Method` and `Mcp-Name` may hold anything in a legacy request, R-035; see [`check_mirrored`].)
+/// option that names a header we depend on. (`Mcp-Method` and `Mcp-Name` may hold anything in a legacy request; see [`check_mirrored`].)
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ fn is_plain(value: &[u8]) -> bool {
     value.iter().all(|&byte| byte == b'\t' || (0x20..0x7F).contains(&byte))
 }
 
-/// Checks the mirrored headers of a modern message against its body. Legacy messages always pass.
+/// Checks the mirrored headers of a modern message against its body. Legacy messages always pass.
 ///
 /// Of a request everything is required; of a notification nothing, but what is there must be right. What has a method and an id of `null` is
 /// taken for a request.
@@ -85,7 +85,7 @@ pub fn check_mirrored(headers: &HeaderMap, message: &Message, era: Era) -> Resul
     check_name(headers, message, required)
 }
 
-/// Without the field in the body there is nothing to compare: its absence, or a value that is no string, is the upstream's to judge.
+/// Without the field in the body there is nothing to compare: its absence, or a value that is no string, is the upstream's to judge.
 fn check_version(headers: &HeaderMap, message: &Message, required: bool) -> Result<(), Refusal> {
     let Meta::Object(meta) = &message.params.meta else { return Ok(()) };
     let Some(version) = &meta.protocol_version else { return Ok(()) };
@@ -101,7 +101,7 @@ fn check_name(headers: &HeaderMap, message: &Message, required: bool) -> Result<
     let (source, field, required) = match message.method.as_deref() {
         Some("tools/call" | "prompts/get") => (&params.name, "params.name", required),
         Some("resources/read") => (&params.uri, "params.uri", required),
-        // SEP-2663 asks for it, in an extension: its absence is the upstream's to judge.
+        // SEP-2663 asks for it, in an extension: its absence is the upstream's to judge.
         Some("tasks/get" | "tasks/update" | "tasks/cancel") => (&params.task_id, "params.taskId", false),
         _ => return Ok(()),
     };
@@ -118,7 +118,7 @@ fn check_name(headers: &HeaderMap, message: &Message, required: bool) -> Result<
     }
 }
 
-/// The value of a mirrored header without the white space around it.
+/// The value of a mirrored header without the white space around it.
 fn value<'a>(headers: &'a HeaderMap, name: &HeaderName, spelt: &str) -> Result<Option<&'a [u8]>, Refusal> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     if is_plain(value.as_bytes()) {
@@ -128,7 +128,7 @@ fn value<'a>(headers: &'a HeaderMap, name: &HeaderName, spelt: &str) -> Result<O
     }
 }
 
-/// Neither value is told: both come from a model or an attacker.
+/// Neither value is told: both come from a model or an attacker.
 fn differs(header: &str, field: &str) -> Refusal {
     Refusal::Mismatch(format!("{header} differs from the {field} in the body"))
 }
@@ -137,7 +137,7 @@ fn missing(header: &str) -> Refusal {
     Refusal::Mismatch(format!("{header} is missing"))
 }
 
-/// Decodes the `=?base64?…?=` form of a mirrored value; `None` if it claims to be one and is not valid. Prefix and suffix count only as
+/// Decodes the `=?base64?…?=` form of a mirrored value; `None` if it claims to be one and is not valid. Prefix and suffix count only as
 /// they are written here: anything else is a literal value and is given as it came.
 pub fn decode_sentinel(value: &[u8]) -> Option<Vec<u8>> {
     let Some(encoded) = value.strip_prefix(b"=?base64?").and_then(|rest| rest.strip_suffix(b"?=")) else {

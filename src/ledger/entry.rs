@@ -1,5 +1,5 @@
-//! What the ledger holds under one key, and what it says to the next attempt: pure, one function a rule of contract
-//! section 7. Times come as arguments (milliseconds of the store's clock).
+//! What the ledger holds under one key, and what it says to the next attempt: pure, one function a
+//! rule. Times come as arguments (milliseconds of the store's clock).
 
 use serde::{Deserialize, Serialize};
 
@@ -316,7 +316,7 @@ pub fn is_token(token: &str) -> bool {
         && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._:~+/=-".contains(&byte))
 }
 
-/// What attempt 2 and up says of how it began; the first reason that applies (contract section 7).
+/// What attempt 2 and up says of how it began; the first reason that applies.
 pub fn resume_text(go: &Go, may_be_made_again: bool, takes_part: bool) -> String {
     if let (Some(resume), true, true) = (&go.resume, may_be_made_again, takes_part) {
         let progress = text(resume.at.progress);

@@ -1,6 +1,6 @@
 //! The canonical form of a JSON value (RFC 8785), with one deviation: a number written as an integer beyond ±(2^53 − 1)
 //! keeps its exact digits, and one beyond the range of a double its characters as they came. As doubles they would make
-//! unlike calls alike (contract section 6).
+//! unlike calls alike.
 
 use super::scan::{Bad, Scan};
 use super::text::Text;

@@ -82,7 +82,7 @@ fn batch(scan: &mut Scan<'_>) -> Result<Draft, Bad> {
 /// Members of a message that must not be repeated.
 const TOP: &[&str] = &["jsonrpc", "id", "method", "params"];
 
-/// Members of `params` that must not be repeated: those of the contract, and `taskId`, which a header mirrors too.
+/// Members of `params` that must not be repeated: those the sidecar reads, and `taskId`, which a header mirrors too.
 const PARAMS: &[&str] =
     &["_meta", "name", "uri", "arguments", "inputResponses", "requestState", "task", "requestId", "taskId"];
 

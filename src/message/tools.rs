@@ -1,5 +1,5 @@
-//! What the answer to a `tools/list` says of each tool (MCP 2026-07-28, Tools § Tool; the `oz0/` keys are those of the
-//! contract). Reads hints, judges nothing.
+//! What the answer to a `tools/list` says of each tool (MCP 2026-07-28, Tools § Tool; the `oz0/` keys are the
+//! sidecar's). Reads hints, judges nothing.
 
 use std::ops::Range;
 

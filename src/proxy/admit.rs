@@ -1,4 +1,4 @@
-//! What is checked before a body is read, in the order of J-16: framing, `Host`, `Origin`, the node's bearer, the path,
+//! What is checked before a body is read, in this order: framing, `Host`, `Origin`, the node's bearer, the path,
 //! the method, size and content type.
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Sidecar {
     }
 }
 
-/// Bytes of the target and of all fields, beyond which a head is refused. Below what the listener reads at all, so
+/// Bytes of the target and of all fields, beyond which a head is refused. Below what the listener reads at all, so
 /// that the refusal can say what it is; mirrored MCP headers carry what arguments say, so it is generous.
 const HEAD_BYTES: usize = 32 << 10;
 
@@ -100,7 +100,7 @@ fn check_head_size(parts: &Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The one authority a request names.
+/// The one authority a request names.
 fn host(parts: &Parts) -> Result<&str, Refusal> {
     let mut values = parts.headers.get_all(header::HOST).iter();
     let header = values.next();
@@ -114,7 +114,7 @@ fn host(parts: &Parts) -> Result<&str, Refusal> {
     let target = parts.uri.authority().map(http::uri::Authority::as_str);
     match (header, target) {
         (None, None) => Err(bad_request("there is no Host header")),
-        // In HTTP/1.1 an absolute-form target is allowed, and chooses no upstream.
+        // In HTTP/1.1 an absolute-form target is allowed, and chooses no upstream.
         (Some(header), Some(target)) if parts.version == Version::HTTP_2 && header != target => {
             Err(bad_request("Host and :authority differ"))
         }
@@ -155,7 +155,7 @@ fn stays_below(path: &str) -> bool {
     !hidden && !path.split('/').any(climbs)
 }
 
-/// Checks of the body's head, RFC 9110 § 10.1.1, and a declared length over the limit.
+/// Checks of the body's head: RFC 9110 § 10.1.1, and a declared length over the limit.
 pub(super) fn check_body(
     parts: &Parts,
     body: &Incoming,

@@ -93,7 +93,7 @@ impl Sidecar {
         let readable = coding.is_readable();
         let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
         if head.status.is_success() && !readable && !event_stream && asked.calls && !turn.exchange.is_won() {
-            // Whatever it says could not be checked (contract section 3). An event stream passes unread.
+            // Whatever it says could not be checked. An event stream passes unread.
             let message = "the upstream's answer is encoded in a way that nobody asked for";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
         }
@@ -116,7 +116,7 @@ impl Sidecar {
         if turn.exchange.is_won() {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
-        // An event stream under another status is none to this hop.
+        // An event stream under another status is none to this hop.
         if !head.status.is_success() || !readable || event_stream {
             return pass_through(turn, head, Default::default(), body, decoder, asked.clocks);
         }
@@ -201,7 +201,7 @@ impl Sidecar {
         response
     }
 
-    /// A busy upstream's answer, if this is one (contract section 4).
+    /// A busy upstream's answer, if this is one.
     fn busy(&self, turn: &mut Turn, asked: &Asked, response: &Response<upstream::Body>) -> Option<Told> {
         if !asked.converts {
             return None;
@@ -239,7 +239,7 @@ impl Sidecar {
         settle(Told { body, headers: HeaderMap::new(), accepts_json, outcome }, exchange)
     }
 
-    /// A failure of the hop, told to the node (contract section 10).
+    /// A failure of the hop, told to the node.
     pub(super) fn failed(&self, exchange: Exchange, asked: &Asked, failure: &Failure) -> Response<Body> {
         let of_cancel =
             matches!(failure.reason, Reason::Killed | Reason::Policy | Reason::Draining | Reason::LeaseLost);
@@ -396,7 +396,7 @@ impl Sidecar {
         Ok(())
     }
 
-    /// A session that the upstream ended or does not know is forgotten.
+    /// A session that the upstream ended or does not know is forgotten.
     fn learn_session(&self, turn: &Turn, asked: &Asked, status: StatusCode, _headers: &HeaderMap) {
         let deleted = turn.parts.method == Method::DELETE && status.is_success();
         if asked.scope.session.is_some() && (deleted || status == StatusCode::NOT_FOUND) {
@@ -404,7 +404,7 @@ impl Sidecar {
         }
     }
 
-    /// What a successful `initialize` settled; only the log and the era rule use it.
+    /// What a successful `initialize` settled; only the log and the era rule use it.
     fn learn_protocol(&self, turn: &mut Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
         let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else {
             return;
@@ -488,7 +488,7 @@ fn told_by_status(exchange: Exchange, failure: &Failure) -> Response<Body> {
     response
 }
 
-/// The end of a request whose cancel has won: a stream without a response (contract section 8).
+/// The end of a request whose cancel has won: a stream without a response.
 fn empty_stream(mut exchange: Exchange) -> Response<Body> {
     exchange.settle_cancelled();
     exchange.account.record.status = Some(200);

@@ -42,7 +42,7 @@ impl Sidecar {
                 headers.insert(header::AUTHORIZATION, value);
             }
         } else if turn.settings.auth.bearer.is_some() {
-            // What the node sent was for this hop (J-46).
+            // What the node sent was for this hop.
             headers.remove(header::AUTHORIZATION);
         }
         let uri = turn.route.target(turn.parts.uri.query());
@@ -54,7 +54,7 @@ impl Sidecar {
         let mut headers = turn.parts.headers.clone();
         headers::toward_upstream(&mut headers);
         if turn.settings.auth.bearer.is_some() {
-            // Not asked for here, but a node that sends it everywhere sends it for this hop (J-46).
+            // Not asked for here, but a node that sends it everywhere sends it for this hop.
             headers.remove(header::AUTHORIZATION);
         }
         self.sign(&mut headers, turn);

@@ -1,4 +1,4 @@
-//! A single `tools/call` as contract sections 5 to 7 see it: its identity, its key, its claim, and what goes into its
+//! A single `tools/call` with all that keys it: its identity, its key, its claim, and what goes into its
 //! `_meta`.
 
 use std::sync::Arc;
@@ -193,14 +193,14 @@ impl Sidecar {
         let auto = turn.route.legacy_disconnect == LegacyDisconnect::Auto;
         if let Some(request) = &mut turn.exchange.request {
             request.resumable = known.resume;
-            // The node of a keyed call makes another attempt: this one is to stop (contract section 8).
+            // The node of a keyed call makes another attempt: this one is to stop.
             request.cancels_on_disconnect |= auto && request.notice.is_some();
         }
         self.ask_for_progress(&mut turn, message, meta, again, &mut going).await;
         Ok((turn, going))
     }
 
-    /// A call that may be made again is asked for progress; where the node did not ask, what comes is kept here.
+    /// A call that may be made again is asked for progress; where the node did not ask, what comes is kept here.
     async fn ask_for_progress(
         &self,
         turn: &mut Turn,

@@ -1,4 +1,4 @@
-//! Knowledge of tools: learnt from what passes, kept in the state store (contract section 5).
+//! Knowledge of tools: learnt from what passes, kept in the state store.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! A `subscriptions/listen` request that can be made again: it only reads, and the specification leaves it to the
-//! client to send it anew after a drop (J-23).
+//! client to send it anew after a drop.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     upstream,
 };
 
-/// The request as its node made it, credentials included: in memory only, and gone with the node's stream.
+/// The request as its node made it, credentials included: in memory only, and gone with the node's stream.
 pub struct Asking {
     route: Arc<Route>,
     query: Option<String>,
@@ -43,7 +43,7 @@ impl fmt::Debug for Asking {
 
 impl Asking {
     /// The request that is about to be sent; `None` if it must not be made again: its filter says something that is not
-    /// known here (J-24), or it is signed and could not carry another id.
+    /// known here, or it is signed and could not carry another id.
     pub(super) fn of(turn: &Turn, outgoing: &Outgoing, clock: Clock) -> Option<Self> {
         let filter = subscription::filter(&outgoing.body).filter(Filter::is_plain)?;
         if !turn.route.listen.reconnect || headers::is_signed(&outgoing.headers) {

@@ -56,7 +56,7 @@ pub(super) struct Asked {
     pub(super) listen: bool,
     /// A subscription that may be asked for again.
     pub(super) again: Option<Asking>,
-    /// Its revision is one the sidecar knows; else it is forwarded with nothing added.
+    /// Its revision is one the sidecar knows; else it is forwarded with nothing added.
     pub(super) known: bool,
     /// The answer may be told as JSON.
     pub(super) accepts_json: bool,
@@ -229,7 +229,7 @@ impl Sidecar {
         Ok(())
     }
 
-    /// The sidecar's own limit, or a drain: nothing was made (contract section 4).
+    /// The sidecar's own limit, or a drain: nothing was made.
     pub(super) fn too_many(&self, mut turn: Turn, asked: &Asked) -> Response<Body> {
         if self.is_draining() {
             turn.exchange.account.record.reason = Some(Reason::Draining.name());
@@ -303,7 +303,7 @@ impl Sidecar {
         turn.exchange.entry = Some(entry);
     }
 
-    /// `notifications/cancelled` from the node (contract section 8).
+    /// `notifications/cancelled` from the node.
     async fn cancelled(
         self: Arc<Self>,
         mut turn: Turn,

@@ -22,7 +22,7 @@ pub struct Settings {
     pub routes: HashMap<String, Arc<Route>>,
 }
 
-/// Bounds of one sidecar (contract section 2, `[limits]`).
+/// Bounds of one sidecar.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Bytes of a request body; larger: 413.
@@ -43,7 +43,7 @@ pub struct Limits {
     pub client_stall: Duration,
 }
 
-/// Who may ask (contract section 2, `[auth]`).
+/// Who may ask.
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
     /// Asked of every node.
@@ -142,7 +142,7 @@ impl Credential {
     }
 }
 
-/// What a legacy node's hang-up means beyond closing the upstream's stream (contract section 8).
+/// What a legacy node's hang-up means beyond closing the upstream's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LegacyDisconnect {
     /// `cancel` for calls that have a key.

@@ -1,4 +1,4 @@
-//! The two clocks of an exchange (contract section 8).
+//! The two clocks of an exchange.
 //!
 //! *Idle* runs from the last JSON-RPC message from upstream and stands still while the exchange waits
 //! for the node (an answer to a server's request, or a slow reader). *Max* runs from the start of the

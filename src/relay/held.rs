@@ -33,7 +33,7 @@ pub fn whole(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
     Body::new(Whole::new(exchange, bytes, outcome, true))
 }
 
-/// The same as an event stream: whole too, but no stream names its length (contract section 9).
+/// The same as an event stream: whole too, but no stream names its length.
 pub fn event_stream(exchange: Exchange, bytes: Bytes, outcome: Outcome) -> Body {
     Body::new(Whole::new(exchange, bytes, outcome, false))
 }
@@ -132,7 +132,7 @@ impl Rest {
         self.decoder.is_none() && (self.body.is_end_stream() || self.body.size_hint().exact() == Some(0))
     }
 
-    /// The next bytes, decoded. Trailers belong to the hop they came over.
+    /// The next bytes, decoded. Trailers belong to the hop they came over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         loop {
             let data = if self.encoded.is_empty() {

@@ -1,5 +1,5 @@
 //! A `subscriptions/listen` stream that heals: dropped by its upstream after its acknowledgement, it is asked for again,
-//! and its node sees one subscription throughout (contract section 9, R-164 to R-170).
+//! and its node sees one subscription throughout.
 //!
 //! Words: each stream after the first is *reopened*, under an id of the sidecar's own. It counts once its
 //! acknowledgement has come; an attempt that brings none is *dropped* like any other. What was missed meanwhile nobody
@@ -43,7 +43,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// A subscription that has this many bytes to be remembered by is not: its node listens again itself.
 const REMEMBERED: usize = 64 * 1024;
 
-/// How the listen streams of one upstream are kept (contract section 2, `[upstreams.NAME.listen]`).
+/// How the listen streams of one upstream are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Whether a dropped one is asked for again.

@@ -1,9 +1,9 @@
-//! The bounded queue between upstream and node of one stream (contract section 9, rules 1 to 5).
+//! The bounded queue between upstream and node of one stream.
 //!
 //! Progress is replaceable, everything else is not. *Thinning* replaces progress that still waits by a
 //! newer one of its token; *dropping* at capacity takes the oldest progress and leaves the refetch
 //! mark. What comes out is a subsequence of what went in, in its order. The newest progress of a token
-//! is never thinned away, and an event's `id` never goes without a later one: progress with an
+//! is never thinned away, and an event's `id` never goes without a later one: progress with an
 //! `id` is replaced only by one that has an `id` too, and not dropped; with a `retry`, or an `event`
 //! name other than `message`, it is kept.
 //!

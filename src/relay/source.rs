@@ -1,5 +1,5 @@
 //! What the events of one stream mean to its relay: which is the response, what is progress and whose, what a server
-//! asks (contract sections 7, 8 and 9).
+//! asks.
 
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ impl Source {
         }
     }
 
-    /// Contract section 9, rule 5; the part about rising values is the queue's.
+    /// Whether progress passes at all; that its values must rise is the queue's rule.
     fn progress(&mut self, seen: &mut Seen, progress: answer::Progress) {
         let added = progress.token.is_some() && progress.token == self.added;
         let asked = progress.token.is_some() && progress.token == self.token;

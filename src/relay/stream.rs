@@ -62,7 +62,7 @@ const FRAME: usize = 64 * 1024;
 const LARGEST: usize = 4 * FRAME;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Goes before the sidecar's own error when progress was dropped (contract section 9, rule 3).
+/// Goes before the sidecar's own error when progress was dropped.
 const REFETCH: &[u8] = b": refetch\n\n";
 
 /// Everything a relayed stream begins with.
@@ -772,7 +772,7 @@ impl Pump {
         }
     }
 
-    /// Legacy streams with event ids just end: the node resumes (contract section 10, J-06). A subscription that is
+    /// Legacy streams with event ids just end: the node resumes. A subscription that is
     /// dropped does too: the node listens again.
     fn resumable(&self) -> bool {
         self.source.endless || self.source.era == Era::Legacy && self.source.ids_seen

@@ -1,4 +1,4 @@
-//! How an exchange ended: one terminal state, and the first one wins (contract section 8).
+//! How an exchange ended: one terminal state, and the first one wins.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -472,7 +472,7 @@ async fn a_stream_that_does_not_end_is_cut_a_second_after_the_stop() {
     timeout(FAR, body.dropped.notified()).await.expect("dropped");
 }
 
-/// what hyper refuses. `requests_that_hyper_lets_through` has what it does not.
+/// What hyper refuses. `requests_that_hyper_lets_through` has what it does not.
 #[tokio::test]
 async fn requests_with_doubtful_framing_are_refused_and_the_connection_is_closed() {
     let running = Running::start("127.0.0.1:0", limits(), None, describe);

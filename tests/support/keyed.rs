@@ -260,7 +260,7 @@ pub fn text(response: &Response) -> String {
     text.unwrap_or_else(|| panic!("no result: {message}")).to_owned()
 }
 
-/// Asserts the failure of contract section 10.
+/// Asserts the failure's documented shape.
 #[track_caller]
 pub fn assert_error(response: &Response, code: i32, reason: &str, outcome: &str) {
     let message = message(response);

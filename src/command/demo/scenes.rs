@@ -1,4 +1,4 @@
-//! The scenes: each does one thing through the sidecar, says what happened, and compares it with the contract.
+//! The scenes: each does one thing through the sidecar, says what happened, and compares it with what is promised.
 
 mod again;
 mod calls;

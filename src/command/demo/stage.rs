@@ -28,7 +28,7 @@ pub(super) struct Seen {
     pub(super) said: Vec<String>,
     /// Access-log lines as they came.
     pub(super) records: Vec<String>,
-    /// What differs from the contract.
+    /// What differs from what is promised.
     pub(super) wrong: Vec<String>,
 }
 
@@ -110,11 +110,11 @@ impl Seen {
         self.said.push(text.into());
     }
 
-    /// Compares what came with what the contract says.
+    /// Compares what came with what is promised.
     #[expect(clippy::needless_pass_by_value, reason = "scenes compare numbers, texts and values alike")]
     pub(super) fn expect<G: Display + PartialEq<W>, W: Display>(&mut self, what: &str, got: G, wanted: W) {
         if got != wanted {
-            self.wrong.push(format!("{what} is {got}, the contract says {wanted}"));
+            self.wrong.push(format!("{what} is {got}, promised is {wanted}"));
         }
     }
 

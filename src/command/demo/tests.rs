@@ -1,4 +1,4 @@
-//! The scenes before a stand-in that keeps the contract as far as they look, and before one that only forwards.
+//! The scenes before a stand-in that keeps the promises as far as they look, and before one that only forwards.
 
 use std::{
     collections::HashMap,
@@ -41,7 +41,7 @@ const KEEPALIVE: Duration = Duration::from_millis(100);
 struct StandIn {
     upstream: Client,
     sink: Sink,
-    /// It forwards and logs, and does nothing else that the contract asks for.
+    /// It forwards and logs, and does nothing else that is promised.
     forwards_only: bool,
     running: Mutex<HashMap<(String, String), Arc<Notify>>>,
 }
@@ -266,12 +266,12 @@ fn text(headers: &HeaderMap, name: &str) -> String {
 const PLAIN: usize = 12;
 
 #[tokio::test]
-async fn every_scene_is_right_before_one_that_keeps_the_contract() {
+async fn every_scene_is_right_before_one_that_keeps_the_promises() {
     let mut out = Vec::new();
     let right = perform(&mut stage(false).await, &SCENES[..PLAIN], &mut out).await.unwrap();
     let out = String::from_utf8(out).unwrap();
     assert!(right, "{out}");
-    assert!(out.ends_with(&format!("\nall {PLAIN} scenes came out as the contract says\n")), "{out}");
+    assert!(out.ends_with(&format!("\nall {PLAIN} scenes came out as promised\n")), "{out}");
     for (number, scene) in (1..).zip(&SCENES[..PLAIN]) {
         let (_, shown) = out.split_once(&format!("\n{number}. {}\n", scene.title)).unwrap();
         let shown = shown.split("\n\n").next().unwrap();

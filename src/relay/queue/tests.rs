@@ -219,7 +219,6 @@ fn an_event_larger_than_the_byte_bound_fits_an_empty_queue_alone() {
     assert!(queue.has_room());
 }
 
-// Contract section 9, rule 5.
 #[test]
 fn progress_that_does_not_rise_is_not_forwarded_and_asks_for_no_refetch() {
     let now = Instant::now();
@@ -264,7 +263,7 @@ fn progress_behind_the_final_response_passes() {
     assert_eq!((queue.counts().progress_in, queue.counts().dropped), (2, 1));
 }
 
-// the node's resume point moves as if nothing had been thinned.
+// The node's resume point moves as if nothing had been thinned.
 #[test]
 fn an_id_never_goes_without_a_later_one() {
     let now = Instant::now();

@@ -207,7 +207,7 @@ fn an_event_inside_one_chunk_is_a_slice_of_it() {
     assert!(std::ptr::eq(events[1].data.as_ref().unwrap().as_ptr(), &raw const chunk[20]));
 }
 
-// BR-010: an event is held for nothing that comes after its blank line.
+// An event is held for nothing that comes after its blank line.
 #[test]
 fn a_cr_that_ends_a_chunk_ends_the_event_at_once() {
     let mut scanner = Scanner::new(100);
@@ -226,7 +226,6 @@ fn a_cr_that_ends_a_chunk_ends_the_event_at_once() {
     assert_eq!(events[1].bytes, &b"data: c\n\n"[..]);
 }
 
-// BR-101.
 #[test]
 fn a_byte_order_mark_is_a_prefix_at_the_start_and_part_of_the_field_later() {
     for cut in 0..=3 {
@@ -287,7 +286,7 @@ fn no_more_than_the_limit_is_held_and_a_comment_is_not_held_at_all() {
     assert_eq!(scanner.finish(), None);
 }
 
-// BR-104: with rescans this would look at 8 GiB.
+// With rescans this would look at 8 GiB.
 #[test]
 fn a_large_event_in_tiny_chunks_is_read_in_one_pass() {
     let mut scanner = Scanner::new(16 << 20);

@@ -1,4 +1,4 @@
-//! HTTP/1.1 answers: whole, cut short, early, malformed.
+//! HTTP/1.1 answers: whole, cut short, early, malformed.
 
 use super::*;
 

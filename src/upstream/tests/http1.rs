@@ -1,4 +1,4 @@
-//! Reuse, cancellation, connecting, and that nothing is ever sent twice (R-223, R-230; J-26).
+//! Reuse, cancellation, connecting, and that nothing is ever sent twice.
 
 use std::{
     future::{Future, poll_fn},

@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame: shared fate, refusals, limits (R-101, R-223, R-228; J-26).
+//! HTTP/2 frame by frame: shared fate, refusals, limits.
 
 use std::sync::Arc;
 

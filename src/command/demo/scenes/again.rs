@@ -46,7 +46,7 @@ fn text(response: &Value) -> &str {
     response["result"]["content"][0]["text"].as_str().unwrap_or("no text")
 }
 
-/// The error that a call broken off is told with (contract section 10).
+/// The error that a call broken off is told with.
 fn expect_error(seen: &mut Seen, response: &Value, code: u64, data: &Value) {
     seen.expect("error code", &response["error"]["code"], code);
     seen.expect_fields(&response["error"]["data"], data);

@@ -176,7 +176,7 @@ pub(super) async fn cancel_by_notification(stage: &mut Stage, seen: &mut Seen) -
     Ok(())
 }
 
-/// The error that a clock's end is told with (contract section 10).
+/// The error that a clock's end is told with.
 fn expect_timeout(seen: &mut Seen, id: u64, response: &Value, reason: &str) {
     let error = &response["error"];
     seen.expect("id", &response["id"], id);
