@@ -14,7 +14,7 @@ async fn asked(stage: &mut Stage, method: &str, mut params: Value) -> io::Result
     let extensions = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
     params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = extensions;
     let id = stage.id();
-    let response = stage.modern().request(id.into(), method, params).await?.response().await?;
+    let response = stage.patient().request(id.into(), method, params).await?.response().await?;
     Ok((id, response["result"].clone()))
 }
 
