@@ -127,4 +127,8 @@ pub(super) const SCENES: &[Scene] = &[
         title: "a flood to a slow node: progress is merged and dropped, the rest arrives, marked",
         play: |stage, seen| Box::pin(lasting::flood(stage, seen)),
     },
+    Scene {
+        title: "a subscription that its server drops heals, and the node learns what to refetch",
+        play: |stage, seen| Box::pin(lasting::healed(stage, seen)),
+    },
 ];

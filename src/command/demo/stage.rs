@@ -57,10 +57,10 @@ impl Stage {
         self.modern().initialize().await
     }
 
-    /// Has the upstream listed through the sidecar, so that it knows the tools.
+    /// Has the patient upstream listed through the sidecar, so that it knows the tools.
     pub(super) async fn list(&mut self) -> io::Result<()> {
         let id = self.id();
-        self.modern().request(id.into(), "tools/list", json!({})).await?.whole().await.map(drop)
+        self.patient().request(id.into(), "tools/list", json!({})).await?.whole().await.map(drop)
     }
 
     /// Makes the upstream fail, or go on: a `POST /control` to it.

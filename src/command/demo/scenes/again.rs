@@ -20,7 +20,7 @@ async fn attempt(
 ) -> io::Result<Answer> {
     let meta = json!({ "progressToken": id, "oz0/call": { "job": "demo", "activity": activity } });
     let params = json!({ "name": tool, "arguments": arguments, "_meta": meta });
-    stage.modern().request(id.into(), "tools/call", params).await
+    stage.patient().request(id.into(), "tools/call", params).await
 }
 
 /// The next attempt. While the one before is not settled it is answered busy: then it waits as long as it is told.

@@ -5,7 +5,10 @@ use std::{io, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
-    command::demo::stage::{Seen, Stage},
+    command::demo::{
+        client::Answer,
+        stage::{Seen, Stage},
+    },
     demo::Snapshot,
 };
 
@@ -14,7 +17,7 @@ async fn asked(stage: &mut Stage, method: &str, mut params: Value) -> io::Result
     let extensions = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
     params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = extensions;
     let id = stage.id();
-    let response = stage.modern().request(id.into(), method, params).await?.response().await?;
+    let response = stage.patient().request(id.into(), method, params).await?.response().await?;
     Ok((id, response["result"].clone()))
 }
 
@@ -93,5 +96,57 @@ pub(super) async fn flood(stage: &mut Stage, seen: &mut Seen) -> io::Result<()> 
     seen.expect_that(count("progress_dropped") > 0, "the log says how much was dropped");
     let thinned = count("progress_coalesced") + count("progress_dropped");
     seen.expect("progress merged or dropped", thinned, events - progress);
+    Ok(())
+}
+
+const WIDGET: &str = "inventory://widget";
+
+/// The next message of a subscription: its method, and the resource it names. Its id has to be the node's.
+async fn told(seen: &mut Seen, stream: &mut Answer, id: u64) -> io::Result<(String, String)> {
+    let message = stream.message().await?.unwrap_or_default();
+    let params = &message["params"];
+    seen.expect("subscriptionId", &params["_meta"]["io.modelcontextprotocol/subscriptionId"], id);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok((text(&message["method"]), text(&params["uri"])))
+}
+
+pub(super) async fn healed(stage: &mut Stage, seen: &mut Seen) -> io::Result<()> {
+    let before = stage.upstream();
+    let id = stage.id();
+    let filter = json!({ "toolsListChanged": true, "resourceSubscriptions": [WIDGET] });
+    let params = json!({ "notifications": filter });
+    let mut stream = stage.patient().request(id.into(), "subscriptions/listen", params).await?;
+    let (method, _) = told(seen, &mut stream, id).await?;
+    seen.expect("the first message", method.as_str(), "notifications/subscriptions/acknowledged");
+
+    stage.control(&json!({ "listen": { "refuse": 503, "drop": true } }))?;
+    let mut changes = [told(seen, &mut stream, id).await?, told(seen, &mut stream, id).await?];
+    changes.sort_unstable();
+    let [resource, tools] = changes;
+    seen.expect("a change", resource.0.as_str(), "notifications/resources/updated");
+    seen.expect("its resource", resource.1.as_str(), WIDGET);
+    seen.expect("a change", tools.0.as_str(), "notifications/tools/list_changed");
+    let now = stage.upstream();
+    seen.expect("subscriptions dropped upstream", now.listen_drops - before.listen_drops, 1);
+    seen.expect("subscriptions refused upstream", now.listen_refusals - before.listen_refusals, 1);
+    seen.expect("subscriptions opened upstream", now.listens - before.listens, 2);
+    seen.say(
+        "the server drops the stream and refuses the next: the node's stays open, and is told to refetch",
+    );
+
+    let call = stage.id();
+    let order = json!({ "tenant": "acme", "sku": "widget", "quantity": 1 });
+    stage.patient().call(call, "reserve_inventory", order, false).await?.whole().await?;
+    let (method, uri) = told(seen, &mut stream, id).await?;
+    seen.expect("what a reservation is told by", method.as_str(), "notifications/resources/updated");
+    seen.expect("its resource", uri.as_str(), WIDGET);
+    seen.say(format!("a reservation is made: {uri} has changed, on the same stream under the same id"));
+    drop(stream);
+
+    let record = stage.record(id, seen).await?;
+    seen.expect_fields(
+        &record,
+        &json!({ "rpc": "subscriptions/listen", "status": 200, "stream": "sse", "cancelled_by": "disconnect" }),
+    );
     Ok(())
 }
