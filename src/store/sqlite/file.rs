@@ -67,8 +67,9 @@ fn prepare(path: &Path) -> Result<Connection, Failure> {
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_handler(Some(wait))?;
     connection.set_prepared_statement_cache_capacity(64);
-    // Before anything is changed in a file that may be someone else's.
-    let is_new = is_new(&connection)?;
+    // Before anything is changed in a file that may be someone else's. In one transaction: another process may be about
+    // to commit the schema.
+    let is_new = is_new(&*connection.unchecked_transaction()?)?;
     enter_wal(&connection)?;
     // Over a power loss too; the WAL is kept within 64 MiB, the page cache within 8 MiB.
     connection.execute_batch(
