@@ -428,10 +428,26 @@ fn a_node_that_sends_its_own_resume_is_left_alone() {
     let call = Call::of("charge").activity("job", "a");
     call.ask(&sidecar);
     let own = r#"{ "token" : "the \u006eode's", "progress":0.50 }"#;
-    call.meta("oz0/resume", own).ask(&sidecar);
+    let response = call.meta("oz0/resume", own).ask(&sidecar);
     let sent = String::from_utf8(calls(&upstream)[1].body.clone()).unwrap();
     assert!(sent.contains(&format!("\"oz0/resume\":{own}")), "{sent}");
     assert_eq!(sent.matches("oz0/resume").count(), 1, "{sent}");
+    assert_eq!(resume(&response), Some("resumed from progress 0.5"), "what was sent is what is said");
+}
+
+#[test]
+fn what_was_not_sent_is_not_said_to_be_resumed_from() {
+    let upstream = reporting(vec![vec![("1,\"total\":2", token("t"))], vec![]]);
+    let sidecar = Sidecar::before(&upstream);
+    list(&sidecar);
+    let call = Call::of("charge").activity("job", "a");
+    call.ask(&sidecar);
+    let signed =
+        call.clone().field("Signature", "sig1=:AAAA:").field("Signature-Input", "sig1=()").ask(&sidecar);
+    assert_eq!(resume(&signed), Some("started over: no token"));
+    assert_eq!(calls(&upstream)[1].body, call.post().body);
+    let broken = call.meta("oz0/resume", "7").ask(&sidecar);
+    assert_eq!(resume(&broken), Some("started over: invalid token"));
 }
 
 #[test]

@@ -336,6 +336,18 @@ pub fn resume_text(go: &Go, may_be_made_again: bool, takes_part: bool) -> String
     format!("started over: {reason}")
 }
 
+/// The same where the node sent an `oz0/resume` of its own: what that says.
+pub fn own_resume_text(own: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Own {
+        progress: f64,
+    }
+    match serde_json::from_slice::<Own>(own) {
+        Ok(Own { progress }) => format!("resumed from progress {}", text(progress)),
+        Err(_) => "started over: invalid token".to_owned(),
+    }
+}
+
 /// A number as a person writes it: `2`, not `2.0`.
 fn text(number: f64) -> String {
     // Rust's display of a whole double has no fraction.

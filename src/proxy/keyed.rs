@@ -22,7 +22,7 @@ use crate::{
     headers,
     ledger::{
         self, Claimed,
-        entry::{Attempt, Verdict, resume_text},
+        entry::{Attempt, Verdict, own_resume_text, resume_text},
     },
     listing::Known,
     message::{Era, Message, Meta, MetaObject},
@@ -126,7 +126,8 @@ impl Sidecar {
         };
         turn.exchange.account.record.key = Some(key.clone());
         turn.exchange.account.record.digest = Some(digest.clone());
-        let call = Keyed { identity, known, own: own.is_some(), key, digest };
+        let resume = meta.and_then(|meta| raw(meta, RESUME));
+        let call = Keyed { identity, known, own: own.is_some(), resume, key, digest };
         self.claim(turn, message, meta, asked, call).await
     }
 
@@ -138,7 +139,7 @@ impl Sidecar {
         asked: &Asked,
         call: Keyed,
     ) -> Result<(Turn, Going), Stopped> {
-        let Keyed { identity, known, own, key, digest } = call;
+        let Keyed { identity, known, own, resume, key, digest } = call;
         let authorization = turn.parts.headers.get(http::header::AUTHORIZATION).cloned();
         let principal = self.ledger.principal(authorization.as_ref().map(HeaderValue::as_bytes)).await;
         let principal = match principal {
@@ -165,7 +166,9 @@ impl Sidecar {
         let mut going = Going { key: Some(key.clone()), ..Going::default() };
         going.answer.extend(header_value(&key).map(|value| (KEY_HEADER, value)));
         let go = match claimed {
-            Ok(Claimed::Run(claim, go)) => {
+            Ok(Claimed::Run(claim, mut go)) => {
+                // What is not put into the call is not gone on from.
+                go.resume = go.resume.filter(|_| resume.is_none() && takes_more(&turn, message));
                 turn.exchange.claim = Some(*claim);
                 go
             }
@@ -178,15 +181,17 @@ impl Sidecar {
         turn.exchange.account.record.attempt = Some(go.attempt);
         let again = known.class.may_be_made_again();
         if go.attempt >= 2 {
-            let text = resume_text(&go, again, known.resume);
+            let text = match &resume {
+                Some(own) => own_resume_text(own),
+                None => resume_text(&go, again, known.resume),
+            };
             going.answer.extend(HeaderValue::try_from(&text).ok().map(|text| (RESUME_HEADER, text)));
             turn.exchange.account.record.resume = Some(text);
         }
         if !own {
             going.add.push((KEY, quoted(&key)));
         }
-        let resumes = again && known.resume && meta.is_none_or(|meta| !meta.oz0.contains_key(RESUME));
-        if let Some(resume) = go.resume.filter(|_| resumes) {
+        if let Some(resume) = go.resume.filter(|_| again && known.resume) {
             let value = serde_json::json!({ "token": resume.token, "progress": number(resume.at.progress) });
             going.add.push((RESUME, value.to_string()));
         }
@@ -262,6 +267,8 @@ struct Keyed {
     identity: Identity,
     known: Known,
     own: bool,
+    /// The node's own `oz0/resume`, which is left alone.
+    resume: Option<Bytes>,
     key: String,
     digest: String,
 }
@@ -328,6 +335,12 @@ fn with(mut response: Response<Body>, answer: Vec<(HeaderName, HeaderValue)>) ->
 
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+/// Whether anything is put into a call: not where its content is signed, or has no place for it.
+fn takes_more(turn: &Turn, message: &Message) -> bool {
+    let has_place = message.params.object.is_some() || message.params_value.is_none();
+    has_place && !matches!(message.params.meta, Meta::NotObject) && !headers::is_signed(&turn.parts.headers)
 }
 
 /// A whole number is written as one.
