@@ -95,6 +95,11 @@ fn end(how: &str, request: &Request, reply: &mut Reply) {
         }
         "no response" => reply.json(200, &[("Content-Type", "text/html")], "<html>"),
         "silent" => reply.hang(),
+        "event id" => {
+            reply.sse(&[]);
+            reply.chunk("id: e1\ndata:\n\n");
+            reply.end();
+        }
         "silent stream" => {
             reply.sse(&[]);
             reply.hang();
@@ -566,6 +571,40 @@ fn a_sidecar_that_died_blocks_its_keys_for_no_longer_than_their_lease() {
     assert!(text(&long_node.response()).starts_with("done "));
     assert!(text(&long.ask(&lives)).starts_with("done "), "and it commits");
     assert_eq!(made(&upstream, "job/long"), 1);
+}
+
+#[test]
+fn a_call_that_a_drain_cuts_has_an_unknown_end_at_once() {
+    let folder = TempDir::new().unwrap();
+    let upstream = ending();
+    let start = || {
+        Sidecar::with_config(&format!(
+            "drain = \"100ms\"\nstate = \"{}\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+            sqlite(&folder),
+            upstream.url()
+        ))
+    };
+    let mut sidecar = start();
+    list(&sidecar);
+    let call = |tool: &str| Call::of(tool).key(tool).arguments("{\"how\":\"silent\"}");
+    let nodes = ["effect", "charge"].map(|tool| {
+        let node = sidecar.client();
+        node.send(&call(tool).post());
+        upstream.wait_request_where(|request| key(request).as_deref() == Some(tool));
+        node
+    });
+    // A legacy call whose node may still resume it ends with the process too.
+    let parked = Call::of("effect").legacy().key("parked").arguments("{\"how\":\"event id\"}");
+    parked.ask(&sidecar);
+    sidecar.terminate();
+    for node in nodes {
+        assert_error(&node.response(), 1503, "draining", "unknown");
+    }
+    let sidecar = start();
+    assert_error(&call("effect").ask(&sidecar), 1409, "outcome_unknown", "unknown");
+    assert_error(&parked.ask(&sidecar), 1409, "outcome_unknown", "unknown");
+    assert!(text(&call("charge").ask(&sidecar)).starts_with("done "));
+    assert_eq!(["effect", "parked", "charge"].map(|key| made(&upstream, key)), [1, 1, 2]);
 }
 
 #[test]

@@ -633,3 +633,60 @@ fn a_call_whose_meta_is_no_object_gets_nothing_put_into_it() {
     assert_eq!(calls(&upstream)[0].body, body.as_bytes());
     assert_eq!(meta(&calls(&upstream)[0]), json!([]));
 }
+
+#[test]
+fn a_call_whose_content_is_signed_goes_as_it_came_under_its_key() {
+    let (upstream, sidecar) = known();
+    let call = Call::of("charge").activity("job", "a").field("Signature", "sig1=:AAAA:");
+    let call =
+        call.field("Signature-Input", "sig1=(\"content-digest\")").field("Content-Digest", "sha-256=:AAAA:");
+    let response = call.ask(&sidecar);
+    let sent = calls(&upstream).pop().unwrap();
+    assert_eq!(sent.body, call.post().body);
+    assert_eq!(sent.head.field("content-digest"), Some("sha-256=:AAAA:"));
+    assert_eq!(answered_key(&response), Some("job/a"));
+    // The ledger has it all the same.
+    assert_eq!(text(&call.ask(&sidecar)), "done 0");
+    assert_eq!(calls(&upstream).len(), 1);
+}
+
+#[test]
+fn a_digest_of_the_content_does_not_outlive_a_change_of_it() {
+    let (upstream, sidecar) = known();
+    let digests =
+        [("Content-Digest", "sha-256=:AAAA:"), ("Repr-Digest", "sha-256=:AAAA:"), ("Content-MD5", "AAAA")];
+    let with = |call: Call| digests.iter().fold(call, |call, (name, value)| call.field(name, value));
+    with(Call::of("effect").activity("job", "a")).ask(&sidecar);
+    with(Call::of("effect")).ask(&sidecar);
+    let sent = calls(&upstream);
+    for (name, value) in digests {
+        assert_eq!(sent[0].head.field(name), None, "{name} is of other bytes");
+        assert_eq!(sent[1].head.field(name), Some(value), "{name}");
+    }
+}
+
+#[test]
+fn nothing_but_a_single_call_gets_anything_put_into_it() {
+    let (upstream, sidecar) = known();
+    let meta = r#""_meta":{"oz0/call":{"job":"j","activity":"a"}}"#;
+    for body in [
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tasks/get","params":{{"taskId":"t",{meta}}}}}"#),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tasks/result","params":{{"taskId":"t",{meta}}}}}"#),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{{"name":"charge",{meta}}}}}"#),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{{meta}}}}}"#),
+        format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"unknown/method","params":{{"name":"charge",{meta}}}}}"#
+        ),
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":1,"progress":1,{meta}}}}}"#
+        ),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{{meta}}}}}"#),
+    ] {
+        let post = Post::legacy(body.clone()).field("Oz0-Job", "j").field("Oz0-Activity", "a");
+        let response = sidecar.client().ask(&post);
+        let sent = upstream.requests().pop().unwrap();
+        assert_eq!(String::from_utf8(sent.body).unwrap(), body);
+        assert_eq!(answered_key(&response), None);
+        assert_eq!(sent.head.field("oz0-job"), None);
+    }
+}

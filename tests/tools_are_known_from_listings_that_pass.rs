@@ -384,3 +384,16 @@ fn a_listing_that_passes_as_events_is_not_changed() {
     let response = sidecar.client().ask(&list_post("{}"));
     assert_eq!(sse::read(&response.body).events[0].data, answer);
 }
+
+#[test]
+fn tools_are_known_of_their_upstream_alone() {
+    let (one, other) = (answering(), answering());
+    let toml =
+        format!("[upstreams.one]\nurl = \"{}\"\n[upstreams.other]\nurl = \"{}\"\n", one.url(), other.url());
+    let sidecar = Sidecar::with_config(&toml);
+    sidecar.client().ask(&list_post("{}").at("/one"));
+    for (path, class) in [("/one", "conditional"), ("/other", "unsafe")] {
+        let response = sidecar.client().ask(&Call::of("charge").post().at(path));
+        assert_eq!(line(&sidecar, &response)["retry_class"], class, "{path}");
+    }
+}
