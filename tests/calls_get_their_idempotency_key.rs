@@ -635,19 +635,26 @@ fn a_call_whose_meta_is_no_object_gets_nothing_put_into_it() {
 }
 
 #[test]
-fn a_call_whose_content_is_signed_goes_as_it_came_under_its_key() {
+fn a_call_whose_content_is_signed_goes_as_it_came_and_has_a_key_only_of_its_own() {
     let (upstream, sidecar) = known();
-    let call = Call::of("charge").activity("job", "a").field("Signature", "sig1=:AAAA:");
-    let call =
-        call.field("Signature-Input", "sig1=(\"content-digest\")").field("Content-Digest", "sha-256=:AAAA:");
-    let response = call.ask(&sidecar);
-    let sent = calls(&upstream).pop().unwrap();
-    assert_eq!(sent.body, call.post().body);
-    assert_eq!(sent.head.field("content-digest"), Some("sha-256=:AAAA:"));
-    assert_eq!(answered_key(&response), Some("job/a"));
-    // The ledger has it all the same.
-    assert_eq!(text(&call.ask(&sidecar)), "done 0");
-    assert_eq!(calls(&upstream).len(), 1);
+    let sign = |call: Call| {
+        let call =
+            call.field("Signature", "sig1=:AAAA:").field("Signature-Input", "sig1=(\"content-digest\")");
+        call.field("Content-Digest", "sha-256=:AAAA:")
+    };
+    // A key that cannot be put into the call would name nothing to its server.
+    for (n, call) in
+        [Call::of("charge").activity("job", "a"), Call::of("charge").key("own")].into_iter().enumerate()
+    {
+        let call = sign(call);
+        let response = call.ask(&sidecar);
+        let sent = calls(&upstream).pop().unwrap();
+        assert_eq!(sent.body, call.post().body);
+        assert_eq!(sent.head.field("content-digest"), Some("sha-256=:AAAA:"));
+        assert_eq!(answered_key(&response), [None, Some("own")][n]);
+        assert_eq!(text(&call.ask(&sidecar)), ["done 1", "done 2"][n]);
+    }
+    assert_eq!(calls(&upstream).len(), 3, "its own is its identity");
 }
 
 #[test]

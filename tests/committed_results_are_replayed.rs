@@ -288,7 +288,8 @@ fn a_result_is_held_for_its_time() {
         let upstream = answering();
         let sidecar = with_ledger(&upstream, &format!("results = \"{results}\"\nttl = \"1s\""));
         list(&sidecar);
-        both().iter().for_each(|(call, _)| _ = call.ask(&sidecar));
+        // The one that is waited for comes last, so that its time is over last.
+        both().iter().rev().for_each(|(call, _)| _ = call.ask(&sidecar));
         let (effect, _) = &both()[0];
         until("the result's time to be over", || message(&effect.ask(&sidecar))["error"].is_object());
         assert_not_held(&upstream, &sidecar, &both(), results);

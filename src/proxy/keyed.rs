@@ -89,10 +89,7 @@ impl Sidecar {
             Err(error) => return Err(invalid(turn, message, &error.to_string())),
         };
         // A key that cannot be put into the call names nothing to its server.
-        let room = message.params.object.is_some() || message.params_value.is_none();
-        let fits = room
-            && !matches!(message.params.meta, Meta::NotObject)
-            && !headers::is_signed(&turn.parts.headers);
+        let fits = takes_more(&turn, message);
         let named = (fits || own.is_some()) && key::is_named(&identity, own.as_deref(), &turn.parts.headers);
         let (known, recalled) = self.known(&turn.route, tool, named).await;
         note(&mut turn, &identity, &known);
@@ -337,7 +334,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Whether anything is put into a call: not where its content is signed, or has no place for it.
+/// Whether anything is put into a call: not where its content is signed, or has no place for it.
 fn takes_more(turn: &Turn, message: &Message) -> bool {
     let has_place = message.params.object.is_some() || message.params_value.is_none();
     has_place && !matches!(message.params.meta, Meta::NotObject) && !headers::is_signed(&turn.parts.headers)
