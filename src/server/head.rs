@@ -54,13 +54,18 @@ impl rt::Timer for HeadTimer {
         self.head(Instant::now() + duration)
     }
 
-    // hyper's trait is in terms of the type that is otherwise banned.
-    #[allow(clippy::disallowed_types)]
+    #[allow(
+        clippy::disallowed_types,
+        reason = "hyper's trait is in terms of the type that is otherwise banned"
+    )]
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn rt::Sleep>> {
         self.head(Instant::from_std(deadline))
     }
 
-    #[allow(clippy::disallowed_types)]
+    #[allow(
+        clippy::disallowed_types,
+        reason = "hyper's trait is in terms of the type that is otherwise banned"
+    )]
     fn now(&self) -> std::time::Instant {
         Instant::now().into_std()
     }
