@@ -8,7 +8,12 @@ use std::{convert::Infallible, fmt, future::Ready, sync::Arc, task::Poll};
 use arc_swap::ArcSwap;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 
-use crate::{account::metrics::Metrics, headers, proxy, relay::Body};
+use crate::{
+    account::metrics::Metrics,
+    headers, proxy,
+    relay::Body,
+    server::{BadHead, Peer},
+};
 
 /// What OpenMetrics text is called.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -93,6 +98,11 @@ impl Admin {
         let allowed = headers::origin_allowed(request.headers(), &auth.origins, loopback);
         (!allowed).then(|| text(StatusCode::FORBIDDEN, "this Origin may not ask\n"))
     }
+}
+
+/// Answers what is no request.
+pub fn refuse(_: &Peer, why: &BadHead) -> Response<Body> {
+    text(why.status(), &format!("{why}\n"))
 }
 
 fn text(status: StatusCode, body: &str) -> Response<Body> {

@@ -51,7 +51,7 @@ use crate::{
     limits::{Held, Places},
     listing::Listing,
     relay::{Body, held},
-    server::Peer,
+    server::{BadHead, Peer},
     session::Sessions,
 };
 
@@ -194,6 +194,15 @@ impl Sidecar {
         Box::pin(self.answer_to(request))
     }
 
+    /// Answers what is no request, with its line in the log. Nothing is known of it but who sent it.
+    pub fn refuse(&self, peer: &Peer, why: &BadHead) -> Response<Body> {
+        let request_id = new_request_id();
+        let exchange = Exchange::new(self.account(peer, "1.1", &request_id));
+        let mut response = refuse(exchange, &Refusal::new(why.status(), why.to_string()), None);
+        response.headers_mut().insert(headers::REQUEST_ID, request_id);
+        response
+    }
+
     async fn answer_to(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let settings = self.settings.load_full();
         let (mut parts, body) = request.into_parts();
@@ -249,14 +258,19 @@ impl Sidecar {
     }
 
     fn open(&self, parts: &Parts, peer: &Peer, request_id: &HeaderValue) -> Exchange {
+        let http = if parts.version == Version::HTTP_2 { "2" } else { "1.1" };
+        let mut account = self.account(peer, http, request_id);
+        account.record.http_method = Some(parts.method.as_str().to_owned());
+        account.record.path = Some(parts.uri.path().to_owned());
+        Exchange::new(account)
+    }
+
+    fn account(&self, peer: &Peer, http: &'static str, request_id: &HeaderValue) -> Account {
         let request_id = request_id.to_str().unwrap_or_default().to_owned();
         let mut account = Account::open(self.sink.clone(), self.clock.now(), request_id);
-        let record = &mut account.record;
-        record.peer = Some(peer.label.as_ref().to_owned());
-        record.http_method = Some(parts.method.as_str().to_owned());
-        record.path = Some(parts.uri.path().to_owned());
-        record.http = Some(if parts.version == Version::HTTP_2 { "2" } else { "1.1" });
-        Exchange::new(account)
+        account.record.peer = Some(peer.label.as_ref().to_owned());
+        account.record.http = Some(http);
+        account
     }
 
     /// A keyed hash of the node's credential: what tells clients apart, and is no secret itself.
@@ -320,6 +334,10 @@ fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     if let Some(id) = headers.get(headers::REQUEST_ID).filter(plain) {
         return id.clone();
     }
+    new_request_id()
+}
+
+fn new_request_id() -> HeaderValue {
     let id = HeaderValue::try_from(format!("{:032x}", fastrand::u128(..)));
     id.unwrap_or_else(|_| HeaderValue::from_static("0"))
 }

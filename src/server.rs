@@ -4,15 +4,18 @@
 //!
 //! At the limit of connections nothing is accepted until one ends. A connection whose client takes no byte for
 //! [`Limits::client_stall`], sends its first bytes or a request's head slower than [`Limits::header_timeout`], or
-//! vanishes (noticed within 60 s) is closed. Closing one drops the service's futures and bodies: see the
+//! vanishes (noticed within 60 s) is closed. What comes on HTTP/1.1 and is no request is a [`BadHead`]: it is answered
+//! too, and ends its connection. Closing one drops the service's futures and bodies: see the
 //! cancellation contract in the crate's documentation.
 
 mod address;
+mod bad_head;
 mod connection;
 mod framing;
 mod head;
 mod io;
 mod listener;
+mod prefixed;
 pub mod tls;
 
 use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};
@@ -28,6 +31,7 @@ use tokio::{
 use tower::Service;
 
 pub use address::Address;
+pub use bad_head::BadHead;
 pub use io::Peer;
 pub use listener::Listener;
 
@@ -75,18 +79,20 @@ enum Phase {
 /// Serves connections of `listener` until `stop` ends; then accepts no more, lets each connection end with what it has
 /// in flight for at most a second, and cuts the rest. Returns when all have ended.
 ///
-/// `connections` shows how many are open.
+/// `refuse` answers what is no request, in the service's place. `connections` shows how many are open.
 ///
 /// A drain comes before `stop`: until it is over, connections are accepted and requests come in as ever.
-pub async fn run<S, B>(
+pub async fn run<S, R, B>(
     listener: Listener,
     mut settings: watch::Receiver<Arc<Settings>>,
     service: S,
+    refuse: R,
     connections: &Gauge,
     stop: impl Future<Output = ()>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
+    R: FnOnce(&Peer, &BadHead) -> Response<B> + Clone + Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
@@ -119,7 +125,7 @@ pub async fn run<S, B>(
                     told: told.clone(),
                     _open: Open::one_more(&open, connections),
                 };
-                tokio::spawn(connection.serve(service.clone()));
+                tokio::spawn(connection.serve(service.clone(), refuse.clone()));
             }
             Err(error) => complaint.pause(&error).await,
         }

@@ -162,6 +162,8 @@ fn told(level: &str, modern: bool) -> Vec<(&'static str, String)> {
     }
     let garbage = sidecar.client();
     garbage.write("POST /SECRET-GARBAGE\r\n\r\n");
+    own += &garbage.response().text();
+    expected += 1;
     garbage.closed();
     let page = sidecar.admin("GET", "/metrics").text() + &sidecar.admin("GET", "/").text();
     assert!(sidecar.terminate().success());

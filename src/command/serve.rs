@@ -27,13 +27,13 @@ use tracing_subscriber::{
 use super::{FAILED, USAGE, in_runtime};
 use crate::{
     account::{log::Sink, metrics::Metrics},
-    admin::Admin,
+    admin::{self, Admin},
     clock::Clock,
     config::{Config, Flags, Log, process_environment, reload},
     ledger::Ledger,
     proxy::{self, Sidecar},
     relay::Body,
-    server::{self, Address, Listener},
+    server::{self, Address, BadHead, Listener, Peer},
 };
 
 /// Connections to the admin listener at a time: probes and scrapers, not nodes.
@@ -109,13 +109,13 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level:
     });
     let (stop, stopped) = oneshot::channel::<()>();
     let nodes = tokio::spawn({
-        let (server, service) = (reloader.server(), service(&sidecar));
+        let (server, service, refuse) = (reloader.server(), service(&sidecar), refuse(&sidecar));
         async move {
             let stop = async {
                 // A sender that is gone means the same.
                 let _ = stopped.await;
             };
-            server::run(listener, server, service, &metrics.connections, stop).await;
+            server::run(listener, server, service, refuse, &metrics.connections, stop).await;
         }
     });
 
@@ -169,6 +169,12 @@ fn service(
 + use<> {
     let sidecar = Arc::clone(sidecar);
     tower::service_fn(move |request| Arc::clone(&sidecar).handle(request))
+}
+
+/// What connections answer to what is no request.
+fn refuse(sidecar: &Arc<Sidecar>) -> impl FnOnce(&Peer, &BadHead) -> Response<Body> + Clone + Send + use<> {
+    let sidecar = Arc::clone(sidecar);
+    move |peer, why| sidecar.refuse(peer, why)
 }
 
 /// Runs until the first signal to end; reads the configuration again when asked to and when files change.
@@ -245,7 +251,7 @@ fn serve_admin(listener: Listener, config: &Config, metrics: Arc<Metrics>, sidec
     let (settings, fixed) = watch::channel(Arc::new(server::Settings { limits, tls: None }));
     let service = admin.clone();
     tokio::spawn(async move {
-        server::run(listener, fixed, service, &Gauge::default(), std::future::pending()).await;
+        server::run(listener, fixed, service, admin::refuse, &Gauge::default(), std::future::pending()).await;
         drop(settings);
     });
     admin

@@ -2,8 +2,8 @@
 //! it drops a `Content-Length` that stands beside `Transfer-Encoding`, one of two lengths that are alike, and the fragment of a target. A
 //! hop behind or before this one may decide otherwise, so they are refused (RFC 9112 § 3.2, § 6.3, § 11.2).
 //!
-//! Refusing is hyper's: the end of such a head is spoilt, so that hyper answers 400 and closes. Everything else passes as it
-//! came. What hyper refuses by itself is not looked at again.
+//! The end of such a head is spoilt, so that hyper can't read it, and it is refused as every head that hyper can't read. Everything
+//! else passes as it came.
 
 use memchr::memchr;
 

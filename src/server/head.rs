@@ -1,15 +1,18 @@
-//! The clock of request heads on HTTP/1.1.
+//! The clock of request heads on HTTP/1.1, and what it tells of hyper.
 //!
 //! hyper's own runs from the end of the response before, so a bound short enough against slow clients would close
 //! connections that only wait for their next request. This one is as long as hyper says until a byte of the head has
 //! come, and from then on as long as a head may take.
+//!
+//! hyper takes a timer when it begins to read a head, and drops it once it has one: that is how [`Turn`] knows whether
+//! a write is an answer of the service, or one that hyper gives by itself to what it could not read.
 
 use std::{
     future::Future,
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -20,18 +23,59 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::io::BytesRead;
 
+/// What hyper is about on a connection. One task drives both it and what is told here, so nothing is ordered by this.
+#[derive(Clone, Debug)]
+pub(super) struct Turn(Arc<AtomicU8>);
+
+/// Nothing was read yet.
+const FRESH: u8 = 0;
+/// It has bytes of a head to read.
+const READING: u8 = 1;
+/// It has read all that came of a head, and waits for more.
+const WAITING: u8 = 2;
+/// It has a head, and the exchange is not over.
+const SERVING: u8 = 3;
+
+impl Turn {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(AtomicU8::new(FRESH)))
+    }
+
+    /// hyper has asked for bytes, and got some or none.
+    pub(super) fn read(&self, some: bool) {
+        if matches!(self.0.load(Ordering::Relaxed), READING | WAITING) {
+            self.0.store(if some { READING } else { WAITING }, Ordering::Relaxed);
+        }
+    }
+
+    /// Asked where hyper writes: whether it has given up on what it read. Otherwise it would first have asked for more, or
+    /// have a head.
+    pub(super) fn has_failed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == READING
+    }
+
+    /// It begins to read a head. True for the first one.
+    pub(super) fn begin(&self) -> bool {
+        self.0.swap(READING, Ordering::Relaxed) == FRESH
+    }
+
+    /// It has the head, or has given up waiting.
+    pub(super) fn end(&self) {
+        self.0.store(SERVING, Ordering::Relaxed);
+    }
+}
+
 /// Gives hyper its timers.
 #[derive(Clone, Debug)]
 pub(super) struct HeadTimer {
     read: BytesRead,
-    /// The first head's first bytes came before hyper was there.
-    first: Arc<AtomicBool>,
+    turn: Turn,
     header_timeout: Duration,
 }
 
 impl HeadTimer {
-    pub(super) fn new(read: BytesRead, header_timeout: Duration) -> Self {
-        Self { read, first: Arc::new(AtomicBool::new(true)), header_timeout }
+    pub(super) fn new(read: BytesRead, turn: Turn, header_timeout: Duration) -> Self {
+        Self { read, turn, header_timeout }
     }
 
     fn head(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
@@ -40,9 +84,11 @@ impl HeadTimer {
             read: self.read.clone(),
             before: self.read.get(),
             began: false,
+            turn: self.turn.clone(),
             header_timeout: self.header_timeout,
         };
-        if self.first.swap(false, Ordering::Relaxed) {
+        if self.turn.begin() {
+            // The first head's first bytes came before hyper was there.
             sleep.begin();
         }
         Box::pin(sleep)
@@ -76,6 +122,7 @@ struct HeadSleep {
     read: BytesRead,
     before: u64,
     began: bool,
+    turn: Turn,
     header_timeout: Duration,
 }
 
@@ -97,5 +144,11 @@ impl Future for HeadSleep {
             self.begin();
         }
         self.timer.as_mut().poll(cx)
+    }
+}
+
+impl Drop for HeadSleep {
+    fn drop(&mut self) {
+        self.turn.end();
     }
 }

@@ -121,7 +121,7 @@ pub(super) struct Io {
 
 /// How long a connection that was shut down takes what its client still sends. A close with bytes unread is a reset,
 /// and that may destroy the answer on its way (RFC 9112 § 9.6): a 413 is answered to a client that is still sending.
-const LINGER: Duration = Duration::from_millis(500);
+pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// A write that waits for the client to take something.
 #[derive(Debug)]

@@ -52,7 +52,7 @@ impl Running {
             let stop = async {
                 let _ = stopped.await;
             };
-            run(listener, watched, service, &Gauge::default(), stop).await;
+            run(listener, watched, service, refuse, &Gauge::default(), stop).await;
         });
         Self { address, settings, stop: Some(stop), task }
     }
@@ -77,6 +77,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Says what was wrong.
+fn refuse(peer: &Peer, why: &BadHead) -> Response<Body> {
+    let body = Body::full(format!("{}: {why}", peer.host));
+    Response::builder().status(why.status()).header("x-refused", "yes").body(body).expect("a response")
 }
 
 /// Says what it knows of the request.
@@ -381,10 +387,11 @@ async fn a_silent_stream_is_no_stall() {
 async fn a_client_that_sends_its_first_bytes_or_head_slowly_is_closed() {
     let limits = Limits { header_timeout: Duration::from_millis(150), ..limits() };
     let running = Running::start("127.0.0.1:0", limits, None, describe);
-    for beginning in [&b""[..], b"PRI * HTTP", b"GET / HTTP/1.1\r\nHost: h\r\n"] {
-        let answer = raw(&running, beginning).await;
-        assert!(!answer.contains("200"), "{answer}");
+    for beginning in [&b""[..], b"PRI * HTTP", b"\r\n"] {
+        assert_eq!(raw(&running, beginning).await, "");
     }
+    let answer = raw(&running, b"GET / HTTP/1.1\r\nHost: h\r\n").await;
+    assert_refused(&answer, "408", "a head");
     // Bytes that go on coming do not move the end.
     let mut stream = running.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("sent");
@@ -407,7 +414,7 @@ async fn a_connection_between_requests_is_not_closed_by_the_time_out_of_heads() 
         sleep(header_timeout * 3).await;
     }
     stream.write_all(b"GET / HT").await.expect("sent");
-    assert!(!text_until_close(&mut stream).await.contains("200"), "a later head is bounded too");
+    assert_refused(&text_until_close(&mut stream).await, "408", "a later head is bounded too");
 }
 
 #[tokio::test]
@@ -472,7 +479,7 @@ async fn a_stream_that_does_not_end_is_cut_a_second_after_the_stop() {
     timeout(FAR, body.dropped.notified()).await.expect("dropped");
 }
 
-/// What hyper refuses. `requests_that_hyper_lets_through` has what it does not.
+/// What hyper can't read, so that it is refused in the service's place. `requests_that_hyper_lets_through` has what it does not.
 #[tokio::test]
 async fn requests_with_doubtful_framing_are_refused_and_the_connection_is_closed() {
     let running = Running::start("127.0.0.1:0", limits(), None, describe);
@@ -501,9 +508,10 @@ async fn requests_with_doubtful_framing_are_refused_and_the_connection_is_closed
         let answer = raw(&running, format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}{rest}").as_bytes()).await;
         assert!(!answer.contains("smuggled"), "{what}: {answer}");
         if !what.contains("chunk ") {
-            assert!(answer.starts_with("HTTP/1.1 400"), "{what}: {answer}");
+            assert_refused(&answer, "400", what);
         }
     }
+    assert_refused(&raw(&running, b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n").await, "400", "no preface");
     for (what, line) in [
         ("no version", "GET /"),
         ("another version", "GET / HTTP/1.2"),
@@ -512,12 +520,21 @@ async fn requests_with_doubtful_framing_are_refused_and_the_connection_is_closed
         ("a bad method", "G@T / HTTP/1.1"),
     ] {
         let answer = raw(&running, format!("{line}\r\nHost: h\r\n\r\n{rest}").as_bytes()).await;
-        assert!(answer.starts_with("HTTP/1.1 400") && !answer.contains("smuggled"), "{what}: {answer}");
+        assert!(!answer.contains("smuggled"), "{what}: {answer}");
+        assert_refused(&answer, "400", what);
     }
     let large = format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(80 << 10));
-    assert!(raw(&running, large.as_bytes()).await.starts_with("HTTP/1.1 431"));
+    assert_refused(&raw(&running, large.as_bytes()).await, "431", "a large field");
     let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: 1\r\n".repeat(200));
-    assert!(raw(&running, many.as_bytes()).await.starts_with("HTTP/1.1 431"));
+    assert_refused(&raw(&running, many.as_bytes()).await, "431", "many fields");
+}
+
+/// The one answer is not hyper's.
+fn assert_refused(answer: &str, status: &str, what: &str) {
+    assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {answer}");
+    assert!(answer.contains("\r\nx-refused: yes\r\n"), "{what}: {answer}");
+    assert!(answer.contains("\r\n\r\n127.0.0.1: the request head "), "{what}: {answer}");
+    assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{what}: {answer}");
 }
 
 /// What hyper lets through, so that the flow refuses it: the flow sees all it needs for that.

@@ -14,7 +14,7 @@ use crate::{
     config::{self, Config, Flags},
     ledger::Ledger,
     proxy,
-    server::{self, Address, Listener},
+    server::{self, Address, BadHead, Listener, Peer},
 };
 
 /// Where it serves the demo upstream.
@@ -77,11 +77,15 @@ impl Sidecar {
         let settings = config.proxy_settings().map_err(words)?;
         let ledger = Ledger::start(config.open_store().await?, settings.ledger.clone());
         let flow = proxy::Sidecar::new(settings, ledger, sink, Clock::system());
+        let refuse = {
+            let flow = Arc::clone(&flow);
+            move |peer: &Peer, why: &BadHead| flow.refuse(peer, why)
+        };
         let service = tower::service_fn(move |request| Arc::clone(&flow).handle(request));
         let (keep, fixed) = watch::channel(Arc::new(config.server_settings().map_err(words)?));
         let mut serving = JoinSet::new();
         serving.spawn(async move {
-            server::run(listener, fixed, service, &Gauge::default(), std::future::pending()).await;
+            server::run(listener, fixed, service, refuse, &Gauge::default(), std::future::pending()).await;
             drop(keep);
         });
         Ok(Self { address, lines, _serving: serving })
