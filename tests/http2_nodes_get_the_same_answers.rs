@@ -117,6 +117,18 @@ fn every_answer_is_the_one_that_http1_gets() {
     }
 }
 
+/// What HTTP/2 itself does not read has no more than a status; but it ends nothing else on its connection.
+#[test]
+fn a_head_beyond_what_is_read_gets_431_and_the_others_of_its_connection_go_on() {
+    let upstream = Upstream::json(result(1));
+    let sidecar = Sidecar::before(&upstream);
+    let posts = [call(1), Post::get().field("X-Large", &"x".repeat(80 << 10)), call(1)];
+    let answers = ask(&sidecar, posts.iter().map(|post| request(&sidecar, post)).collect());
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
+    assert_eq!(statuses, [200, 431, 200]);
+    assert_eq!(upstream.count(), 2);
+}
+
 #[test]
 fn a_stream_is_relayed_and_many_requests_share_a_connection() {
     let upstream = Upstream::sse(&[progress(1, 1), result(1)]);
