@@ -192,11 +192,20 @@ impl AsyncRead for Io {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(on!(&*self.socket, stream => stream.poll_read_ready(cx)))?;
-            match on!(&*self.socket, stream => stream.try_read_buf(buf)) {
-                Ok(read) => {
-                    self.read.0.fetch_add(read as u64, Ordering::Relaxed);
-                    return Poll::Ready(Ok(()));
-                }
+            let room = buf.remaining();
+            let mut read = None;
+            // A read that leaves room has taken all there was (epoll(7)): told here that it would block, the runtime waits
+            // for the next bytes by itself, where another read would only ask in vain.
+            let tried = on!(&*self.socket, stream => stream.try_io(Interest::READABLE, || {
+                let taken = *read.insert(stream.try_read_buf(buf)?);
+                if (1..room).contains(&taken) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            }));
+            if let Some(read) = read {
+                self.read.0.fetch_add(read as u64, Ordering::Relaxed);
+                return Poll::Ready(Ok(()));
+            }
+            match tried {
+                Ok(()) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
