@@ -6,10 +6,7 @@
 mod access;
 mod mirrored;
 
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{self, Entry},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 pub use access::{host_allowed, origin_allowed};
 pub use mirrored::{Refusal, check_head, check_mirrored, decode_sentinel};
@@ -32,7 +29,7 @@ pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-bufferi
 pub const UPSTREAM_STATUS: HeaderName = HeaderName::from_static("oz0-upstream-status");
 
 /// Fields that end at this hop beside those that `Connection` names (RFC 9110 § 7.6.1, § 11.7, § 6.5.1).
-const HOP_BY_HOP: [HeaderName; 9] = [
+static HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -52,9 +49,11 @@ fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 
 /// Marks what must never be shown, whoever prints a request: credentials, cookies and the session id.
 pub fn mark_sensitive(headers: &mut HeaderMap) {
-    for name in [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, SESSION_ID] {
-        if let Entry::Occupied(mut values) = headers.entry(name) {
-            values.iter_mut().for_each(|value| value.set_sensitive(true));
+    static SECRET: [HeaderName; 4] =
+        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, SESSION_ID];
+    for (name, value) in headers.iter_mut() {
+        if SECRET.contains(name) {
+            value.set_sensitive(true);
         }
     }
 }
@@ -62,9 +61,16 @@ pub fn mark_sensitive(headers: &mut HeaderMap) {
 /// Removes what belongs to one hop only, in place, in either direction: `Connection` and every field it names, `Keep-Alive`,
 /// `Proxy-Connection`, `Proxy-Authorization`, `Proxy-Authenticate`, `TE`, `Trailer`, `Transfer-Encoding`, `Upgrade`.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<_> =
-        connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+    strip(headers, |_| false);
+}
+
+/// Removes what belongs to one hop only, and what else `also` names: one look at each field that is there costs less than
+/// to ask for each one that may be.
+fn strip(headers: &mut HeaderMap, also: impl Fn(&HeaderName) -> bool) {
+    let named = connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok());
+    let ended = headers.keys().filter(|name| HOP_BY_HOP.contains(name) || also(name)).cloned();
+    let names: Vec<_> = named.chain(ended).collect();
+    for name in names {
         headers.remove(name);
     }
 }
@@ -72,12 +78,11 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// Makes the node's request headers fit for the upstream, in place: hop-by-hop, `Host`, `Content-Length`, `Expect`, `Oz0-*` fields and
 /// `X-Forwarded-*`/`Forwarded` are removed, and the crumbs of a cookie are joined. Adds nothing.
 pub fn toward_upstream(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers);
+    static OURS: [HeaderName; 4] = [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::FORWARDED];
+    strip(headers, |name| {
+        OURS.contains(name) || name.as_str().starts_with("oz0-") || name.as_str().starts_with("x-forwarded-")
+    });
     join_cookies(headers);
-    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::FORWARDED] {
-        headers.remove(name);
-    }
-    remove_prefixed(headers, &["oz0-", "x-forwarded-"]);
 }
 
 /// HTTP/2 lets a client send one cookie as several fields; HTTP/1.1 has one (RFC 9113 § 8.2.3).
@@ -100,17 +105,7 @@ pub fn toward_node(headers: &mut HeaderMap) {
         // The coding framed the body; a length beside it is not true of it (RFC 9112 § 6.3).
         headers.remove(header::CONTENT_LENGTH);
     }
-    strip_hop_by_hop(headers);
-    headers.remove(header::ALT_SVC);
-    remove_prefixed(headers, &["oz0-"]);
-}
-
-fn remove_prefixed(headers: &mut HeaderMap, prefixes: &[&str]) {
-    let ours = |name: &&HeaderName| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix));
-    let names: Vec<_> = headers.keys().filter(ours).cloned().collect();
-    for name in names {
-        headers.remove(name);
-    }
+    strip(headers, |name| *name == header::ALT_SVC || name.as_str().starts_with("oz0-"));
 }
 
 /// Sets what every SSE answer carries: content type as it came, `Cache-Control` with `no-cache` and `no-transform` beside
@@ -160,7 +155,9 @@ pub fn shed_digests(headers: &mut HeaderMap) {
 
 /// The message is signed (RFC 9421), so its body must not be changed.
 pub fn is_signed(headers: &HeaderMap) -> bool {
-    headers.contains_key("signature") || headers.contains_key("signature-input")
+    const SIGNATURE: HeaderName = HeaderName::from_static("signature");
+    const SIGNATURE_INPUT: HeaderName = HeaderName::from_static("signature-input");
+    headers.contains_key(SIGNATURE) || headers.contains_key(SIGNATURE_INPUT)
 }
 
 /// The essence of `Content-Type`: `application/json`, `text/event-stream`, lower case, no parameters. `None` if it is absent, repeated or
@@ -169,6 +166,13 @@ pub fn content_type(headers: &HeaderMap) -> Option<String> {
     let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
     Some(essence(line.to_str().ok()?).to_ascii_lowercase())
+}
+
+/// Whether `Content-Type` is this one, which is lower case; as [`content_type`] reads it.
+pub fn is_content_type(headers: &HeaderMap, media: &str) -> bool {
+    let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
+    let (Some(line), None) = (lines.next(), lines.next()) else { return false };
+    line.to_str().is_ok_and(|line| essence(line).eq_ignore_ascii_case(media))
 }
 
 /// The body of a request has a coding that nobody here can read.

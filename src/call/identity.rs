@@ -103,7 +103,9 @@ impl Identity {
                 .map_err(|_| invalid("oz0/call", "a member stands twice, or it is no object"))?,
             Some(_) => return Err(invalid("oz0/call", "it is no object")),
         };
-        let field = |name: &'static str| Field::find(headers, name);
+        // Most messages have none of these fields: that is one look at what is there, not nine for what may be.
+        let any = headers.keys().any(|name| name.as_str().starts_with("oz0-"));
+        let field = |name: &'static str| if any { Field::find(headers, name) } else { Ok(Field(None)) };
         let elapsed = seconds("elapsed", said.elapsed.as_ref(), field("oz0-elapsed")?, 0.0)?;
         let mut identity = Self {
             job: text("job", said.job, field("oz0-job")?)?,

@@ -1,10 +1,12 @@
 //! The idempotency key: where it comes from, and how it is written.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
 use super::identity::Identity;
 use crate::message::canonical::{self, canonical};
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The digest of a call's arguments: the first 32 hex digits of SHA-256 over their canonical form; absent ones count as
 /// `{}`.
@@ -19,12 +21,13 @@ pub fn digest(arguments: Option<&[u8]>) -> Result<String, canonical::Error> {
 
 /// Lower-case hex digits.
 pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing into a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
 }
 
 /// Where a call's key comes from.
@@ -126,7 +129,7 @@ fn join(parts: &[&str]) -> String {
 
 /// `Idempotency-Key` (IETF draft § 2.1: an sf-string), unquoted; one that is not quoted is taken as it stands.
 fn header_key(headers: &HeaderMap) -> Derivation {
-    let mut values = headers.get_all("idempotency-key").iter();
+    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
     let value = values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok());
     let key = value.map(|value| unquote(value.trim())).filter(|key| !key.is_empty());
     key.map_or(Derivation::None, |key| Derivation::Known { key, fixed: true })

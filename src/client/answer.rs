@@ -42,7 +42,7 @@ enum Form {
 impl Answer {
     pub(super) fn new(response: Response<upstream::Body>, limit: usize) -> Self {
         let (head, body) = response.into_parts();
-        let stream = headers::content_type(&head.headers).as_deref() == Some("text/event-stream");
+        let stream = headers::is_content_type(&head.headers, "text/event-stream");
         let coding = head.headers.get(header::CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
         let form = if stream {
             Form::Stream { scanner: Box::new(Scanner::new(limit)), ready: VecDeque::new() }

@@ -18,7 +18,7 @@ pub enum Refusal {
 }
 
 /// Headers of which one line is the most there can be, as the specifications spell them.
-const SINGLE: [(HeaderName, &str); 4] = [
+static SINGLE: [(HeaderName, &str); 4] = [
     (METHOD, "Mcp-Method"),
     (NAME, "Mcp-Name"),
     (PROTOCOL_VERSION, "MCP-Protocol-Version"),

@@ -179,7 +179,7 @@ pub(super) fn check_body(
     if !endpoint || parts.method != Method::POST {
         return Ok(());
     }
-    if headers::content_type(&parts.headers).as_deref() != Some("application/json") {
+    if !headers::is_content_type(&parts.headers, "application/json") {
         return Err(Refusal::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "the content type is not application/json",
