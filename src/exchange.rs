@@ -52,7 +52,7 @@ pub struct Learns {
     /// By whom.
     pub sidecar: Arc<Sidecar>,
     /// Of which upstream.
-    pub upstream: String,
+    pub upstream: Arc<str>,
 }
 
 impl Learns {

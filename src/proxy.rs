@@ -35,12 +35,13 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time;
 
-use self::read::Joined;
+use self::{forward::Via, read::Joined};
 pub use listen::Asking;
 pub use settings::{Auth, Credential, LegacyDisconnect, Limits, Route, RouteState, Settings};
 
 use crate::{
     account::{Account, CancelledBy, Outcome, log::Sink},
+    call::key::hex,
     cancel::Canceller,
     clock::Clock,
     error::Refusal,
@@ -70,6 +71,7 @@ pub struct Sidecar {
     clock: Clock,
     /// `Via`'s pseudonym, unique to this instance (RFC 9110 § 7.6.3).
     pseudonym: String,
+    via: Via,
     /// Keys the hash of credentials.
     hash: RandomState,
     calls: Places,
@@ -79,7 +81,8 @@ pub struct Sidecar {
     draining: AtomicBool,
 }
 
-/// What a request has become once it is admitted.
+/// What a request has become once it is admitted. It goes from stage to stage in a box: each stage is a future that
+/// would hold it twice, as what it was given and as what it works on.
 struct Turn {
     settings: Arc<Settings>,
     route: Arc<Route>,
@@ -87,7 +90,7 @@ struct Turn {
     peer: Peer,
     exchange: Exchange,
     /// The bytes of its body, which is kept until the upstream's head has come.
-    _held: Held,
+    held: Held,
 }
 
 /// Where an admitted request goes.
@@ -101,6 +104,7 @@ enum Target {
 impl Sidecar {
     /// A sidecar under these settings. Must be called within a runtime.
     pub fn new(settings: Settings, ledger: Arc<Ledger>, sink: Sink, clock: Clock) -> Arc<Self> {
+        let pseudonym = format!("mcp-sidecar-{:016x}", fastrand::u64(..));
         Arc::new(Self {
             settings: ArcSwap::from_pointee(settings),
             registry: Arc::default(),
@@ -111,7 +115,8 @@ impl Sidecar {
             canceller: Canceller::start(),
             sink,
             clock,
-            pseudonym: format!("mcp-sidecar-{:016x}", fastrand::u64(..)),
+            via: Via::new(&pseudonym),
+            pseudonym,
             hash: RandomState::new(),
             calls: Places::default(),
             streams: Places::default(),
@@ -212,7 +217,15 @@ impl Sidecar {
         let exchange = self.open(&parts, &peer, &request_id);
         let mut response = match self.admit(&settings, &parts) {
             Err(refusal) => refuse(exchange, &refusal, drainable(&parts, body)),
-            Ok(target) => self.clone().proceed(target, settings, parts, peer, exchange, body).await,
+            Ok(target) => {
+                let (route, document) = match target {
+                    Target::Endpoint(route) => (route, None),
+                    Target::WellKnown(route, path) => (route, Some(path)),
+                };
+                let held = Held::new(self.held.clone(), settings.limits.buffered);
+                let turn = Box::new(Turn { settings, route, parts, peer, exchange, held });
+                self.clone().proceed(turn, document, body).await
+            }
         };
         response.headers_mut().insert(headers::REQUEST_ID, request_id);
         Ok(response)
@@ -220,39 +233,29 @@ impl Sidecar {
 
     async fn proceed(
         self: Arc<Self>,
-        target: Target,
-        settings: Arc<Settings>,
-        parts: Parts,
-        peer: Peer,
-        mut exchange: Exchange,
+        mut turn: Box<Turn>,
+        document: Option<String>,
         body: Incoming,
     ) -> Response<Body> {
-        let limits = &settings.limits;
-        if let Err(refusal) = admit::check_body(&parts, &body, limits, matches!(target, Target::Endpoint(_)))
-        {
-            return refuse(exchange, &refusal, drainable(&parts, body));
+        let limits = &turn.settings.limits;
+        if let Err(refusal) = admit::check_body(&turn.parts, &body, limits, document.is_none()) {
+            return refuse(turn.exchange, &refusal, drainable(&turn.parts, body));
         }
-        let mut held = Held::new(self.held.clone(), limits.buffered);
-        let body = match read(body, limits, &mut held).await {
+        let body = match read(body, limits, &mut turn.held).await {
             Ok(body) => body,
-            Err(Unread::Refused(refusal, rest)) => return refuse(exchange, &refusal, rest),
-            Err(Unread::Left) => return left(exchange),
+            Err(Unread::Refused(refusal, rest)) => return refuse(turn.exchange, &refusal, rest),
+            Err(Unread::Left) => return left(turn.exchange),
         };
-        exchange.account.record.bytes_in = Some(body.len() as u64);
-        let (route, well_known) = match target {
-            Target::Endpoint(route) => (route, None),
-            Target::WellKnown(route, path) => (route, Some(path)),
-        };
-        exchange.account.record.upstream = Some(route.name.clone());
-        exchange.route = Some(route.clone());
-        let turn = Turn { settings, route, parts, peer, exchange, _held: held };
-        match well_known {
-            Some(path) => self.well_known(turn, &path, body).await,
+        turn.exchange.account.record.bytes_in = Some(body.len() as u64);
+        turn.exchange.account.record.upstream = Some(turn.route.name.clone());
+        turn.exchange.route = Some(turn.route.clone());
+        // What is rare has a box of its own, so that a call's future is no larger than a call needs.
+        match document {
+            Some(path) => Box::pin(self.well_known(turn, path, body)).await,
             None if turn.parts.method == Method::POST => self.post(turn, body).await,
             None => {
-                let mut turn = turn;
                 self.describe_bare(&mut turn);
-                self.pass(turn, body).await
+                Box::pin(self.pass(turn, body)).await
             }
         }
     }
@@ -338,7 +341,7 @@ fn request_id(headers: &mut HeaderMap) -> HeaderValue {
 }
 
 fn new_request_id() -> HeaderValue {
-    let id = HeaderValue::try_from(format!("{:032x}", fastrand::u128(..)));
+    let id = HeaderValue::try_from(hex(&fastrand::u128(..).to_be_bytes()));
     id.unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
@@ -383,4 +386,21 @@ fn refuse(mut exchange: Exchange, refusal: &Refusal, rest: Option<Incoming>) -> 
         headers.insert(name, value.clone());
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The size of what a function gives in a box.
+    fn boxed<A, F>(_: impl FnOnce(Arc<Sidecar>, A) -> Pin<Box<F>>) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn what_answers_a_request_is_small() {
+        // It is made and moved for each request: whatever waits for the rare has to be boxed.
+        let size = boxed(Sidecar::handle);
+        assert!(size <= 8 * 1024, "{size} bytes");
+    }
 }

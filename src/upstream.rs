@@ -127,7 +127,8 @@ impl Upstream {
             match self.pool.take(sent).await? {
                 Taken::Http2(slot) => {
                     let (head, body) = self.for_http2(request)?;
-                    let response = slot.send(head, body).await?;
+                    // Boxed, so that it takes no room in the future of an HTTP/1.1 exchange.
+                    let response = Box::pin(slot.send(head, body)).await?;
                     return Ok(response.map(|body| Body::new(Stream::Http2(body))));
                 }
                 Taken::Http1(connection) => match connection.send(request, &self.pool).await {

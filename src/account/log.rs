@@ -17,12 +17,13 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::{Record, metrics::Metrics, shape};
+use super::{Record, line, metrics::Metrics, shape};
 
 /// How long [`Writer::close`] waits for an output that takes nothing.
 pub const CLOSE_WITHIN: Duration = Duration::from_secs(5);
-/// How long lines gather before a write: a busy sidecar makes few write calls, and a tail seems immediate.
-const GATHER: Duration = Duration::from_millis(2);
+/// How long lines gather before a write. Each write wakes the thread twice, which a few lines a millisecond should share;
+/// a tail still seems immediate.
+const GATHER: Duration = Duration::from_millis(10);
 /// How long an output that would block (a pipe that someone made non-blocking) is left alone.
 const RETRY: Duration = Duration::from_millis(5);
 
@@ -135,16 +136,16 @@ impl Sink {
     /// Puts a line into the buffer. Never blocks beyond a short lock.
     pub fn write(&self, record: &Record) {
         thread_local!(static LINE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(1024)));
-        let kept = LINE.with_borrow_mut(|line| {
-            line.clear();
+        let kept = LINE.with_borrow_mut(|bytes| {
+            bytes.clear();
             match &self.target {
-                Target::Buffer(shared) if shared.text => shape::terminal(record, line),
-                _ => shape::json(record, line),
+                Target::Buffer(shared) if shared.text => shape::terminal(record, bytes),
+                _ => line::json(record, bytes),
             }
             match &self.target {
-                Target::Buffer(shared) => shared.push(line),
+                Target::Buffer(shared) => shared.push(bytes),
                 Target::Channel(lines) => {
-                    lines.try_send(String::from_utf8_lossy(line.trim_ascii_end()).into_owned()).is_ok()
+                    lines.try_send(String::from_utf8_lossy(bytes.trim_ascii_end()).into_owned()).is_ok()
                 }
             }
         });

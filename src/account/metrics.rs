@@ -5,7 +5,7 @@
 
 use std::{
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use prometheus_client::{
@@ -35,6 +35,8 @@ pub struct Metrics {
     pub progress_dropped: Counter,
     measures: Measures,
     exchanges: Family<ExchangeLabels, Counter>,
+    /// What each upstream counts, found without a label being made: few, and they stay.
+    upstreams: RwLock<Vec<Arc<Counted>>>,
     durations: Family<UpstreamLabel, Histogram, fn() -> Histogram>,
     registry: Registry,
 }
@@ -55,6 +57,15 @@ impl fmt::Debug for Measures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Measures").field(&self.lock().len()).finish()
     }
+}
+
+/// The metrics of one upstream.
+#[derive(Debug)]
+struct Counted {
+    upstream: Arc<str>,
+    duration: Histogram,
+    /// By outcome; made when it is first counted, since a series that never was is not shown.
+    outcomes: Mutex<Vec<(&'static str, Counter)>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -81,6 +92,7 @@ impl Metrics {
             progress_dropped: Counter::default(),
             measures: Measures::default(),
             exchanges: Family::default(),
+            upstreams: RwLock::default(),
             durations: Family::new_with_constructor(duration_histogram),
             registry: Registry::with_prefix("mcp_sidecar"),
         };
@@ -131,15 +143,39 @@ impl Metrics {
 
     /// Counts an exchange that ended. One that reached no upstream counts under the empty name.
     pub(super) fn ended(&self, record: &Record) {
-        let upstream = record.upstream.clone().unwrap_or_default();
-        let outcome = record.outcome.map_or("", super::Outcome::as_str);
+        let counted = self.counted(record.upstream.as_deref().unwrap_or_default());
         if let Some(duration) = record.duration_ms {
-            let label = UpstreamLabel { upstream: upstream.clone() };
-            self.durations.get_or_create(&label).observe(duration.as_secs_f64());
+            counted.duration.observe(duration.as_secs_f64());
         }
-        self.exchanges.get_or_create(&ExchangeLabels { upstream, outcome }).inc();
+        let outcome = record.outcome.map_or("", super::Outcome::as_str);
+        let mut outcomes = counted.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcomes.iter().find(|(name, _)| *name == outcome) {
+            Some((_, counter)) => _ = counter.inc(),
+            None => {
+                let labels = ExchangeLabels { upstream: counted.upstream.to_string(), outcome };
+                let counter = self.exchanges.get_or_create(&labels).clone();
+                counter.inc();
+                outcomes.push((outcome, counter));
+            }
+        }
+        drop(outcomes);
         self.progress_coalesced.inc_by(record.progress_coalesced.unwrap_or(0));
         self.progress_dropped.inc_by(record.progress_dropped.unwrap_or(0));
+    }
+
+    fn counted(&self, upstream: &str) -> Arc<Counted> {
+        let find = |all: &[Arc<Counted>]| all.iter().find(|counted| *counted.upstream == *upstream).cloned();
+        if let Some(counted) = find(&self.upstreams.read().unwrap_or_else(PoisonError::into_inner)) {
+            return counted;
+        }
+        let mut upstreams = self.upstreams.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counted) = find(&upstreams) {
+            return counted;
+        }
+        let duration = self.durations.get_or_create(&UpstreamLabel { upstream: upstream.to_owned() }).clone();
+        let counted = Arc::new(Counted { upstream: upstream.into(), duration, outcomes: Mutex::default() });
+        upstreams.push(counted.clone());
+        counted
     }
 
     /// Has `measure` set gauges each time before they are shown: for what is counted elsewhere anyway.

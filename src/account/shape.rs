@@ -2,7 +2,6 @@
 
 use std::{borrow::Cow, fmt::Display, time::Duration};
 
-use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::message::Era;
@@ -10,9 +9,9 @@ use crate::message::Era;
 use super::Record;
 
 /// Bytes of one value; a line has a few dozen of them, so a line is bounded too.
-const TEXT_BYTES: usize = 255;
+pub(super) const TEXT_BYTES: usize = 255;
 /// Bytes of a job, activity or key, which may be longer than other text.
-const IDENTITY_BYTES: usize = 1024;
+pub(super) const IDENTITY_BYTES: usize = 1024;
 
 /// Bounds a value for the log to 255 bytes, on a character boundary. Control characters stay: they are escaped
 /// where the line is written.
@@ -23,16 +22,37 @@ pub fn clean(value: &str) -> Cow<'_, str> {
 /// A JSON scalar for the log, as its token stands: a number with its exact digits, a string as a string.
 /// A string beyond 255 bytes is cut; what readers of JSON may refuse (lone surrogates, numbers beyond a double) is shown
 /// as the text of its token. `None` if it is no JSON scalar.
-pub fn token(raw: &[u8]) -> Option<Box<RawValue>> {
+pub fn token(raw: &[u8]) -> Option<Token> {
     let raw = std::str::from_utf8(raw).ok()?.trim_ascii();
+    if is_plain_number(raw) {
+        return Some(Token(raw.into()));
+    }
     if raw.starts_with(['{', '[']) {
         return None;
     }
     if raw.len() <= TEXT_BYTES && is_readable(raw) {
-        return RawValue::from_string(raw.to_owned()).ok();
+        let valid = serde_json::from_str::<&RawValue>(raw).is_ok();
+        return valid.then(|| Token(raw.into()));
     }
     let text = serde_json::from_str::<String>(raw).unwrap_or_else(|_| raw.to_owned());
-    serde_json::value::to_raw_value(cut(&text, TEXT_BYTES)).ok()
+    serde_json::to_string(cut(&text, TEXT_BYTES)).ok().map(|text| Token(text.into()))
+}
+
+/// A JSON scalar as its token stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token(Box<str>);
+
+impl Token {
+    /// The token.
+    pub fn get(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A whole number as nearly every id is one; anything else takes a closer look.
+fn is_plain_number(raw: &str) -> bool {
+    let plain = (1..=18).contains(&raw.len()) && raw.bytes().all(|byte| byte.is_ascii_digit());
+    plain && (raw == "0" || !raw.starts_with('0'))
 }
 
 /// Whether every reader of JSON takes this scalar, if it is one.
@@ -44,27 +64,8 @@ fn is_readable(raw: &str) -> bool {
     }
 }
 
-fn cut(value: &str, bytes: usize) -> &str {
+pub(super) fn cut(value: &str, bytes: usize) -> &str {
     &value[..value.floor_char_boundary(bytes)]
-}
-
-pub(super) fn text<S: Serializer>(value: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(cut(value, TEXT_BYTES))
-}
-
-pub(super) fn option_text<S: Serializer>(value: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
-    value.as_deref().map(|value| cut(value, TEXT_BYTES)).serialize(serializer)
-}
-
-pub(super) fn option_identity<S: Serializer>(
-    value: &Option<String>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    value.as_deref().map(|value| cut(value, IDENTITY_BYTES)).serialize(serializer)
-}
-
-pub(super) fn era<S: Serializer>(value: &Option<Era>, serializer: S) -> Result<S::Ok, S::Error> {
-    value.map(era_name).serialize(serializer)
 }
 
 pub(super) fn era_name(era: Era) -> &'static str {
@@ -74,44 +75,16 @@ pub(super) fn era_name(era: Era) -> &'static str {
     }
 }
 
-/// Milliseconds with up to three decimals.
-pub(super) fn millis<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    number(&value.map(as_millis), serializer)
-}
-
 pub(super) fn as_millis(value: Duration) -> f64 {
     // Below 2^53 microseconds (285 years) this is the decimal number itself.
     value.as_micros() as f64 / 1000.0
-}
-
-/// A number, without a fraction where it has none; one that JSON cannot say is null.
-pub(super) fn number<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53: every whole number below it is one double
-    match value {
-        Some(value) if value.fract() == 0.0 && value.abs() < EXACT => serializer.serialize_i64(*value as i64),
-        other => other.serialize(serializer),
-    }
-}
-
-/// Writes the record as one JSON line into the empty `line`.
-///
-/// What a terminal or a reader that splits lines could take for control is escaped too: U+007F to U+009F, U+2028,
-/// U+2029 (JSON itself demands it below U+0020 only). They lie in strings only, so the finished line is looked
-/// at once; looking at each string costs a tenth of the whole.
-pub(super) fn json(record: &Record, line: &mut Vec<u8>) {
-    // Every value is a scalar and a Vec takes every byte: it cannot fail.
-    let _ = serde_json::to_writer(&mut *line, record);
-    if !line.is_ascii() || memchr::memchr(0x7f, line).is_some() {
-        *line = escaped(&String::from_utf8_lossy(line)).into_bytes();
-    }
-    line.push(b'\n');
 }
 
 pub(super) fn is_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         if is_control(c) {
@@ -137,11 +110,11 @@ pub(super) fn terminal(record: &Record, line: &mut Vec<u8>) {
     row.word(&format!("{}ms", as_millis(record.duration_ms.unwrap_or_default())));
     row.pair("upstream_status", record.upstream_status);
     row.pair("reason", record.reason);
-    row.token("retry_after", record.retry_after.as_deref());
+    row.token("retry_after", record.retry_after.as_ref());
     row.pair("cancelled_by", record.cancelled_by.map(super::CancelledBy::as_str));
     row.pair("cancel_ms", record.cancel_ms.map(as_millis));
     row.pair("era", record.era.map(era_name));
-    row.token("id", record.id.as_deref());
+    row.token("id", record.id.as_ref());
     row.pair("session", record.session.as_deref());
     row.pair("client", record.client.as_deref());
     row.pair("job", record.job.as_deref());
@@ -173,7 +146,7 @@ impl Row<'_> {
     }
 
     /// A JSON token brings its own quotes.
-    fn token(&mut self, name: &str, token: Option<&RawValue>) {
+    fn token(&mut self, name: &str, token: Option<&Token>) {
         if let Some(token) = token {
             self.name(name);
             self.0.extend_from_slice(escaped(token.get()).as_bytes());

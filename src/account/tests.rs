@@ -27,7 +27,7 @@ fn full() -> Record {
     Record {
         ts: "2026-11-29T12:00:00.000Z".to_owned(),
         request: "r-1".to_owned(),
-        upstream: text("github"),
+        upstream: Some("github".into()),
         peer: text("127.0.0.1:5000"),
         http_method: text("POST"),
         path: text("/github"),
@@ -79,7 +79,7 @@ fn full() -> Record {
 
 fn line(record: &Record) -> String {
     let mut bytes = Vec::new();
-    shape::json(record, &mut bytes);
+    line::json(record, &mut bytes);
     String::from_utf8(bytes).unwrap()
 }
 
@@ -247,7 +247,7 @@ async fn an_account_writes_one_line_however_it_ends() {
 fn an_ended_account_is_counted_by_upstream_and_outcome() {
     let (sink, _lines) = sink();
     let mut account = Account::open(sink.clone(), SystemTime::UNIX_EPOCH, "r".to_owned());
-    account.record.upstream = Some("github".to_owned());
+    account.record.upstream = Some("github".into());
     account.record.progress_coalesced = Some(5);
     assert_eq!(sink.metrics().in_flight.get(), 1);
     account.finish(Outcome::Ok);

@@ -1,6 +1,6 @@
 //! From the upstream's head, or what came instead of it, to the response that the node gets.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
@@ -52,7 +52,7 @@ impl Sidecar {
     /// Sends a request and answers its node, whatever comes.
     pub(super) async fn forward(
         self: Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         asked: Asked,
         outgoing: Outgoing,
     ) -> Response<Body> {
@@ -65,7 +65,10 @@ impl Sidecar {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
         let peer = turn.peer.clone();
-        let sent = race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await;
+        let sent = {
+            let work = pin!(self.send(&mut turn, outgoing));
+            race(work, running.as_deref(), &asked.clocks, &peer).await
+        };
         let response = match sent {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return self.failed(turn.exchange, &asked, &error.into()),
@@ -74,7 +77,7 @@ impl Sidecar {
         match self.busy(&mut turn, &asked, &response) {
             None => self.answer(turn, asked, response).await,
             Some(told) => {
-                spare(response.into_body()).await;
+                Box::pin(spare(response.into_body())).await;
                 settle(told, turn.exchange)
             }
         }
@@ -82,7 +85,7 @@ impl Sidecar {
 
     async fn answer(
         self: Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         asked: Asked,
         response: Response<upstream::Body>,
     ) -> Response<Body> {
@@ -91,7 +94,7 @@ impl Sidecar {
         headers::toward_node(&mut head.headers);
         let coding = Coding::of(&head.headers);
         let readable = coding.is_readable();
-        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        let event_stream = headers::is_content_type(&head.headers, EVENT_STREAM);
         if head.status.is_success() && !readable && !event_stream && asked.calls && !turn.exchange.is_won() {
             // Whatever it says could not be checked. An event stream passes unread.
             let message = "the upstream's answer is encoded in a way that nobody asked for";
@@ -126,7 +129,7 @@ impl Sidecar {
     /// An answer that is read before it is passed on: a call's whole, any other's as far as it is small.
     async fn held_answer(
         self: Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         asked: Asked,
         mut head: http::response::Parts,
         mut body: upstream::Body,
@@ -138,8 +141,11 @@ impl Sidecar {
         let mut held = Held::new(self.held.clone(), limits.buffered);
         let running = turn.exchange.entry.as_ref().map(|entry| entry.running.clone());
         let compressed = decoder.is_some();
-        let reading = read(&mut body, &mut held, &mut decoder, limit, limits.response_body);
-        let read = match race(reading, running.as_deref(), &asked.clocks, &turn.peer).await {
+        let read = {
+            let reading = pin!(read(&mut body, &mut held, &mut decoder, limit, limits.response_body));
+            race(reading, running.as_deref(), &asked.clocks, &turn.peer).await
+        };
+        let read = match read {
             Ok(Ok(read)) => read,
             Ok(Err(failure)) => return self.failed(turn.exchange, &asked, &failure),
             Err(cut) => return self.cut(turn.exchange, &asked, cut),
@@ -188,7 +194,7 @@ impl Sidecar {
             && let Some(Answer::Response(response)) = answer::look(&json)
         {
             let (state, result, ttl) = exchange::settlement(&json, &response, claim.is_task());
-            claim.finish(state, result, ttl).await;
+            Box::pin(claim.finish(state, result, ttl)).await;
         }
         if !bytes.is_empty() {
             turn.exchange.account.record.stream = Some(Stream::Json);
@@ -297,7 +303,7 @@ impl Sidecar {
     }
 
     /// Everything that is no JSON-RPC request: `GET`, `DELETE`, other methods, and messages that have no answer.
-    pub(super) async fn pass(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+    pub(super) async fn pass(self: Arc<Self>, mut turn: Box<Turn>, body: Bytes) -> Response<Body> {
         let method = turn.parts.method.clone();
         let get = method == Method::GET;
         let now = Instant::now();
@@ -318,9 +324,9 @@ impl Sidecar {
         let sent = if message {
             // Handed over: it goes on whatever its node does.
             let nobody = Peer::detached("", "");
-            race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &nobody).await
+            race(pin!(self.send(&mut turn, outgoing)), running.as_deref(), &asked.clocks, &nobody).await
         } else {
-            race(self.send(&mut turn, outgoing), running.as_deref(), &asked.clocks, &peer).await
+            race(pin!(self.send(&mut turn, outgoing)), running.as_deref(), &asked.clocks, &peer).await
         };
         let response = match sent {
             Ok(Ok(response)) => response,
@@ -334,7 +340,7 @@ impl Sidecar {
             turn.exchange.end(by_status(head.status));
         }
         let coding = Coding::of(&head.headers);
-        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        let event_stream = headers::is_content_type(&head.headers, EVENT_STREAM);
         let readable = coding.is_readable();
         let decoder = coding.decoder();
         if head.status == StatusCode::OK && event_stream && readable && method != Method::HEAD {
@@ -358,15 +364,19 @@ impl Sidecar {
     /// A well-known document: relayed unread, with no credential of the upstream's.
     pub(super) async fn well_known(
         self: Arc<Self>,
-        mut turn: Turn,
-        path: &str,
+        mut turn: Box<Turn>,
+        path: String,
         body: Bytes,
     ) -> Response<Body> {
         let clocks = Clocks::new(Instant::now(), Some(turn.route.idle_timeout), Some(turn.route.max_timeout));
-        let outgoing = self.outgoing_document(&turn, path, body);
+        let outgoing = self.outgoing_document(&turn, &path, body);
         let asked = Asked::nothing(self.scope(&turn), clocks);
         let peer = turn.peer.clone();
-        match race(self.send(&mut turn, outgoing), None, &asked.clocks, &peer).await {
+        let sent = {
+            let work = pin!(self.send(&mut turn, outgoing));
+            race(work, None, &asked.clocks, &peer).await
+        };
+        match sent {
             Ok(Ok(response)) => {
                 let (mut head, body) = response.into_parts();
                 headers::toward_node(&mut head.headers);
@@ -523,7 +533,7 @@ fn is_answer_to(answer: &Answer, asked: &Asked) -> bool {
 
 /// Status, headers and body as they came, but for a coding that nobody asked for.
 fn pass_through(
-    mut turn: Turn,
+    mut turn: Box<Turn>,
     mut head: http::response::Parts,
     (first, encoded): (Bytes, Bytes),
     rest: upstream::Body,
@@ -543,8 +553,7 @@ fn pass_through(
         claim.ends(if unsure { State::Unknown } else { State::Failed });
     }
     // A stream that can't be read, since its coding is not known, must not be held up behind this hop either.
-    if head.status == StatusCode::OK && headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM)
-    {
+    if head.status == StatusCode::OK && headers::is_content_type(&head.headers, EVENT_STREAM) {
         headers::force_stream(&mut head.headers);
     }
     let never_sent = turn.parts.method == Method::HEAD;
@@ -560,11 +569,11 @@ fn pass_through(
 #[allow(clippy::too_many_arguments, reason = "the parts of one answer, each used once")]
 fn stream_answer(
     sidecar: &Sidecar,
-    mut turn: Turn,
+    mut turn: Box<Turn>,
     awaited: Vec<crate::message::Id>,
     clocks: Clocks,
     endless: bool,
-    again: Option<Asking>,
+    again: Option<Arc<Asking>>,
     mut headers: HeaderMap,
     upstream: upstream::Body,
     decoder: Option<Decoder>,
@@ -581,7 +590,7 @@ fn stream_answer(
     turn.exchange.account.record.stream = Some(Stream::Sse);
     let held = || Held::new(sidecar.held.clone(), limits.buffered);
     let listen = again.zip(awaited.first().cloned());
-    let listen = listen.map(|(asking, id)| Listen::new(asking.into(), id, turn.route.listen.give_up, held()));
+    let listen = listen.map(|(asking, id)| Listen::new(asking, id, turn.route.listen.give_up, held()));
     let body = stream::relay(Start {
         exchange: turn.exchange,
         awaited,

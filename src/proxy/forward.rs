@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, uri::PathAndQuery,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header,
+    uri::PathAndQuery,
 };
 
 use super::{Route, Sidecar, Turn};
@@ -13,7 +14,33 @@ use crate::{
 };
 
 /// W3C Trace Context § 3.2.
-pub(super) const TRACEPARENT: &str = "traceparent";
+pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// `Idempotency-Key`.
+pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What each request is signed with, by the version that it came in (RFC 9110 § 7.6.3).
+#[derive(Debug)]
+pub(super) struct Via([HeaderValue; 3]);
+
+impl Via {
+    pub(super) fn new(pseudonym: &str) -> Self {
+        let value = |version| HeaderValue::try_from(format!("{version} {pseudonym}"));
+        // A pseudonym is plain text: it can't fail.
+        Self(
+            ["1.0", "1.1", "2"].map(|version| {
+                value(version).unwrap_or_else(|_| HeaderValue::from_static("1.1 mcp-sidecar"))
+            }),
+        )
+    }
+
+    fn of(&self, version: Version) -> &HeaderValue {
+        match version {
+            Version::HTTP_10 => &self.0[0],
+            Version::HTTP_2 => &self.0[2],
+            _ => &self.0[1],
+        }
+    }
+}
 
 /// What goes upstream.
 #[derive(Debug)]
@@ -68,16 +95,9 @@ impl Sidecar {
         Outgoing { method: turn.parts.method.clone(), uri, headers, body }
     }
 
-    /// `Via`, with the version that was received (RFC 9110 § 7.6.3), and the request id.
+    /// `Via` and the request id.
     fn sign(&self, headers: &mut HeaderMap, turn: &Turn) {
-        let version = match turn.parts.version {
-            Version::HTTP_2 => "2",
-            Version::HTTP_10 => "1.0",
-            _ => "1.1",
-        };
-        if let Ok(via) = HeaderValue::try_from(format!("{version} {}", self.pseudonym)) {
-            headers.append(header::VIA, via);
-        }
+        headers.append(header::VIA, self.via.of(turn.parts.version).clone());
         if let Ok(id) = HeaderValue::try_from(&turn.exchange.account.record.request) {
             headers.insert(headers::REQUEST_ID, id);
         }

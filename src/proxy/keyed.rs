@@ -59,11 +59,11 @@ impl Sidecar {
     /// Everything that happens to a call before it is sent. What stops it is answered.
     pub(super) async fn keyed(
         self: &Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         message: &Message,
         body: &Bytes,
         asked: &mut Asked,
-    ) -> Result<(Turn, Going), Stopped> {
+    ) -> Result<(Box<Turn>, Going), Stopped> {
         let tool = message.params.name.as_deref().unwrap_or_default();
         let meta = match &message.params.meta {
             Meta::Object(meta) => Some(meta),
@@ -125,17 +125,17 @@ impl Sidecar {
         turn.exchange.account.record.digest = Some(digest.clone());
         let resume = meta.and_then(|meta| raw(meta, RESUME));
         let call = Keyed { identity, known, own: own.is_some(), resume, key, digest };
-        self.claim(turn, message, meta, asked, call).await
+        Box::pin(self.claim(turn, message, meta, asked, call)).await
     }
 
     async fn claim(
         self: &Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         message: &Message,
         meta: Option<&MetaObject>,
         asked: &Asked,
         call: Keyed,
-    ) -> Result<(Turn, Going), Stopped> {
+    ) -> Result<(Box<Turn>, Going), Stopped> {
         let Keyed { identity, known, own, resume, key, digest } = call;
         let authorization = turn.parts.headers.get(http::header::AUTHORIZATION).cloned();
         let principal = self.ledger.principal(authorization.as_ref().map(HeaderValue::as_bytes)).await;
@@ -226,13 +226,13 @@ impl Sidecar {
     }
 
     /// The state store is away: nothing is sent whose key could not be claimed.
-    fn away(&self, mut turn: Turn, asked: &Asked, error: &store::Error) -> Stopped {
+    fn away(&self, mut turn: Box<Turn>, asked: &Asked, error: &store::Error) -> Stopped {
         turn.exchange.account.record.reason = Some("store_unavailable");
         turn.exchange.account.record.error = Some(error.to_string());
         self.too_many(turn, asked).into()
     }
 
-    fn refused(&self, mut turn: Turn, asked: &Asked, verdict: &Verdict) -> Response<Body> {
+    fn refused(&self, mut turn: Box<Turn>, asked: &Asked, verdict: &Verdict) -> Response<Body> {
         let (reason, effect, message) = match verdict {
             Verdict::Mismatch => (
                 Reason::KeyMismatch,
@@ -311,7 +311,7 @@ async fn digest(message: &Message, body: &Bytes) -> Result<String, String> {
 }
 
 /// The committed result, byte for byte, under the new id.
-fn replay(mut turn: Turn, asked: &Asked, result: &Bytes) -> Response<Body> {
+fn replay(mut turn: Box<Turn>, asked: &Asked, result: &Bytes) -> Response<Body> {
     turn.exchange.account.record.replayed = Some(true);
     // A cancel that came first is told nothing more than this answer.
     let _ = turn.exchange.answered();
@@ -321,7 +321,7 @@ fn replay(mut turn: Turn, asked: &Asked, result: &Bytes) -> Response<Body> {
 }
 
 /// A call that is refused as the request that it is: nothing was sent.
-fn invalid(turn: Turn, message: &Message, reason: &str) -> Stopped {
+fn invalid(turn: Box<Turn>, message: &Message, reason: &str) -> Stopped {
     refuse(turn.exchange, &Refusal::bad_request(INVALID_REQUEST, reason, message.id.clone()), None).into()
 }
 

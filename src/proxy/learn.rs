@@ -80,10 +80,10 @@ impl Sidecar {
         // Whoever holds it is asking.
         let Ok(mut recalled) = self.recalled.try_lock() else { return };
         let now = Instant::now();
-        match recalled.get_mut(&route.name) {
+        match recalled.get_mut(&*route.name) {
             Some(recalled) if recalled.at + REFRESH > now => return,
             Some(recalled) => recalled.at = now,
-            None => _ = recalled.insert(route.name.clone(), Recalled { at: now, answer: Ok(()) }),
+            None => _ = recalled.insert(route.name.to_string(), Recalled { at: now, answer: Ok(()) }),
         }
         drop(recalled);
         let (sidecar, route) = (self.clone(), route.clone());

@@ -109,7 +109,7 @@ impl Asking {
             return Answer::Later { why, wait };
         }
         let coding = Coding::of(&head.headers);
-        let event_stream = headers::content_type(&head.headers).as_deref() == Some(EVENT_STREAM);
+        let event_stream = headers::is_content_type(&head.headers, EVENT_STREAM);
         if status == StatusCode::OK && event_stream && coding.is_readable() {
             return Answer::Stream(body, coding.decoder());
         }

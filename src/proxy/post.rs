@@ -8,13 +8,14 @@ use tokio::time::{self, Duration, Instant};
 
 use super::{
     Asking, LegacyDisconnect, Route, Sidecar, Turn, admit,
-    forward::{Outgoing, TRACEPARENT},
+    forward::{IDEMPOTENCY_KEY, Outgoing, TRACEPARENT},
     keyed::{Going, OWN_CALL},
     refuse,
 };
 use crate::{
     account::{self, CancelledBy, Outcome},
     busy::{self, Busy},
+    call::key::hex,
     cancel::Notice,
     error::{Failure, Reason, Refusal},
     exchange::{Learns, Request},
@@ -55,7 +56,7 @@ pub(super) struct Asked {
     /// A stream without clocks.
     pub(super) listen: bool,
     /// A subscription that may be asked for again.
-    pub(super) again: Option<Asking>,
+    pub(super) again: Option<Arc<Asking>>,
     /// Its revision is one the sidecar knows; else it is forwarded with nothing added.
     pub(super) known: bool,
     /// The answer may be told as JSON.
@@ -88,7 +89,7 @@ impl Asked {
 }
 
 impl Sidecar {
-    pub(super) async fn post(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+    pub(super) async fn post(self: Arc<Self>, mut turn: Box<Turn>, body: Bytes) -> Response<Body> {
         let message = match message::classify(&body) {
             Ok(message) => message,
             Err(malformed) => return refuse(turn.exchange, &malformed.into(), None),
@@ -110,14 +111,14 @@ impl Sidecar {
         }
         match message.kind {
             Kind::Batch if message.batch.iter().all(|one| one.kind != Kind::Request) => {
-                self.hand_over(turn, body).await
+                Box::pin(self.hand_over(turn, body)).await
             }
             Kind::Request | Kind::Batch => self.request(turn, &message, &body, scope).await,
             Kind::Notification if message.method.as_deref() == Some(CANCELLED) => {
-                self.cancelled(turn, &message, body, scope).await
+                Box::pin(self.cancelled(turn, &message, body, scope)).await
             }
-            Kind::Notification | Kind::Response => self.hand_over(turn, body).await,
-            Kind::Other => self.pass(turn, body).await,
+            Kind::Notification | Kind::Response => Box::pin(self.hand_over(turn, body)).await,
+            Kind::Other => Box::pin(self.pass(turn, body)).await,
         }
     }
 
@@ -126,12 +127,12 @@ impl Sidecar {
         let principal = self.principal(&turn.parts.headers);
         let session = turn.parts.headers.get(headers::SESSION_ID).map(|id| id.as_bytes().into());
         let host = (principal.is_none() && session.is_none()).then(|| turn.peer.host.clone());
-        Scope { upstream: turn.route.name.as_str().into(), principal, session, host }
+        Scope { upstream: turn.route.name.clone(), principal, session, host }
     }
 
     /// The era, and what the log says of the message.
     fn describe(&self, turn: &mut Turn, message: &Message, scope: &Scope) -> Era {
-        let session = self.sessions.find(scope);
+        let session = scope.session.as_ref().and_then(|_| self.sessions.find(scope));
         let negotiated = session.as_ref().and_then(|session| session.protocol.as_deref());
         let (era, protocol) = message::era(message, version(turn), negotiated);
         turn.exchange.era = era;
@@ -169,7 +170,7 @@ impl Sidecar {
     /// A request (or a batch), from its place among what runs to its answer.
     async fn request(
         self: Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         message: &Message,
         body: &Bytes,
         scope: Scope,
@@ -185,12 +186,12 @@ impl Sidecar {
         let parent = trace(&mut turn, meta);
         let mut outgoing = self.outgoing(&turn, body.clone(), true);
         if asked.listen {
-            asked.again = Asking::of(&turn, &outgoing, self.clock.clone());
+            asked.again = Asking::of(&turn, &outgoing, self.clock.clone()).map(Arc::new);
         }
         self.enter(&mut turn, message, &mut asked, &outgoing);
         // A reload that came before this was entered did not see it.
         let current = self.settings.load();
-        let now = current.routes.get(&turn.route.name).filter(|_| !Arc::ptr_eq(&current, &turn.settings));
+        let now = current.routes.get(&*turn.route.name).filter(|_| !Arc::ptr_eq(&current, &turn.settings));
         if let Some(denied) = now.and_then(|route| denied(route, message)) {
             return self.failed(turn.exchange, &asked, &denied);
         }
@@ -203,7 +204,7 @@ impl Sidecar {
             Err(stopped) => return *stopped,
         };
         let parent = parent.map(|parent| format!("\"{parent}\""));
-        going.add.extend(parent.map(|parent| (TRACEPARENT, parent)));
+        going.add.extend(parent.map(|parent| ("traceparent", parent)));
         prepare(&turn, message, &going, &mut outgoing);
         let mut response = self.forward(turn, asked, outgoing).await;
         response.headers_mut().extend(going.answer);
@@ -230,7 +231,7 @@ impl Sidecar {
     }
 
     /// The sidecar's own limit, or a drain: nothing was made.
-    pub(super) fn too_many(&self, mut turn: Turn, asked: &Asked) -> Response<Body> {
+    pub(super) fn too_many(&self, mut turn: Box<Turn>, asked: &Asked) -> Response<Body> {
         if self.is_draining() {
             turn.exchange.account.record.reason = Some(Reason::Draining.name());
         }
@@ -306,7 +307,7 @@ impl Sidecar {
     /// `notifications/cancelled` from the node.
     async fn cancelled(
         self: Arc<Self>,
-        mut turn: Turn,
+        mut turn: Box<Turn>,
         message: &Message,
         body: Bytes,
         scope: Scope,
@@ -348,7 +349,7 @@ impl Sidecar {
     }
 
     /// Sends a message that has no answer of its own, on a task that goes on when its node hangs up: it was handed over.
-    async fn hand_over(self: Arc<Self>, mut turn: Turn, body: Bytes) -> Response<Body> {
+    async fn hand_over(self: Arc<Self>, mut turn: Box<Turn>, body: Bytes) -> Response<Body> {
         let Some(permit) = self.detached.take(DETACHED) else { return self.pass(turn, body).await };
         turn.exchange.permits.push(permit);
         let delivery = tokio::spawn(async move { self.pass(turn, body).await });
@@ -416,7 +417,7 @@ pub(super) fn busy_body(busy: &Busy<'_>, asked: &Asked, era: Era) -> Bytes {
 }
 
 /// 503 that names a wait, for what is no call.
-pub(super) fn unavailable(turn: Turn, id: Option<&Id>) -> Response<Body> {
+pub(super) fn unavailable(turn: Box<Turn>, id: Option<&Id>) -> Response<Body> {
     let mut refusal =
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the sidecar is at its limit, nothing was sent");
     refusal.id = id.cloned();
@@ -428,7 +429,7 @@ pub(super) fn unavailable(turn: Turn, id: Option<&Id>) -> Response<Body> {
 pub(super) fn fingerprint(session: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(session);
-    digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&digest[..4])
 }
 
 /// What a cancel notice says of itself: as the request did, less what belonged to that request alone.
@@ -437,19 +438,23 @@ fn notice_headers(outgoing: &Outgoing) -> http::HeaderMap {
     for name in [header::CONTENT_LENGTH, headers::LAST_EVENT_ID, headers::METHOD, headers::NAME] {
         headers.remove(name);
     }
-    headers.remove("idempotency-key");
+    headers.remove(IDEMPOTENCY_KEY);
     headers
 }
 
 /// The call as it goes upstream: the sidecar's own member is cut out of its `_meta`, and what it goes with is put in.
 fn prepare(turn: &Turn, message: &Message, going: &Going, outgoing: &mut Outgoing) {
     if let Some(key) = going.key.as_ref().filter(|_| turn.route.idempotency_header)
-        && !outgoing.headers.contains_key("idempotency-key")
+        && !outgoing.headers.contains_key(IDEMPOTENCY_KEY)
         && let Some(value) = sf_string(key)
     {
-        outgoing.headers.insert("idempotency-key", value);
+        outgoing.headers.insert(IDEMPOTENCY_KEY, value);
     }
     if headers::is_signed(&outgoing.headers) {
+        return;
+    }
+    let said = matches!(&message.params.meta, Meta::Object(meta) if meta.oz0.contains_key(OWN_CALL));
+    if going.add.is_empty() && !said {
         return;
     }
     let add: Vec<(&str, &str)> = going.add.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -490,7 +495,11 @@ pub(super) fn trace(turn: &mut Turn, meta: Option<&str>) -> Option<String> {
     }
     let parent = match meta.filter(|parent| is_traceparent(parent)) {
         Some(parent) => parent.to_owned(),
-        None => format!("00-{:032x}-{:016x}-00", fastrand::u128(1..), fastrand::u64(1..)),
+        None => {
+            let trace = hex(&fastrand::u128(1..).to_be_bytes());
+            let parent = hex(&fastrand::u64(1..).to_be_bytes());
+            ["00-", &trace, "-", &parent, "-00"].concat()
+        }
     };
     record.trace = Some(parent[3..35].to_owned());
     if let Ok(value) = HeaderValue::try_from(parent) {

@@ -60,7 +60,7 @@ pub struct Auth {
 #[derive(Debug)]
 pub struct Route {
     /// Its name.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its connections.
     pub upstream: Arc<Upstream>,
     /// Added to every request.
@@ -107,9 +107,13 @@ impl Route {
     pub fn target(&self, query: Option<&str>) -> Uri {
         let url = &self.upstream.settings().url;
         let moved = self.state.moved.load();
+        let query = query.filter(|query| !query.is_empty());
+        if moved.is_none() && query.is_none() {
+            return url.clone();
+        }
         let own = moved.as_deref().or(url.path_and_query());
         let own = own.cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let target = match query.filter(|query| !query.is_empty()) {
+        let target = match query {
             None => own,
             Some(query) => {
                 let joint = if own.query().is_some() { '&' } else { '?' };

@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
     task::Poll,
 };
 
@@ -25,14 +25,13 @@ pub(super) enum Cut {
     Gone,
 }
 
-/// Awaits `work`, or what cuts it short. Dropping the work is what closes the upstream's stream.
+/// Awaits `work`, or what cuts it short. Dropping the work, which is the caller's, is what closes the upstream's stream.
 pub(super) async fn race<T>(
-    work: impl Future<Output = T>,
+    mut work: Pin<&mut impl Future<Output = T>>,
     running: Option<&Running>,
     clocks: &Clocks,
     peer: &Peer,
 ) -> Result<T, Cut> {
-    let mut work = pin!(work);
     let mut gone = pin!(peer.closed());
     let deadline = clocks.deadline();
     // Never polled where there is no deadline.

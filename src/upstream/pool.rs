@@ -97,14 +97,14 @@ impl Pool {
                 Next::Use(taken) => taken,
                 Next::Wait(dial) => {
                     waited = true;
-                    match dial.wait().await.map_err(Error::Unreachable)? {
+                    match Box::pin(dial.wait()).await.map_err(Error::Unreachable)? {
                         Some(connection) => Taken::Http1(connection),
                         None => continue,
                     }
                 }
                 Next::Open => {
                     waited = true;
-                    match self.connector.open().await.map_err(Error::Unreachable)? {
+                    match Box::pin(self.connector.open()).await.map_err(Error::Unreachable)? {
                         Opened::Http1(connection) => Taken::Http1(connection),
                         Opened::Http2(connection) => {
                             self.share(connection);

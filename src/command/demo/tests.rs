@@ -131,7 +131,7 @@ impl StandIn {
         let mut account = Account::open(self.sink.clone(), SystemTime::now(), "r".to_owned());
         let record = &mut account.record;
         let known = |value: &Value| value.as_str().map(str::to_owned);
-        record.upstream = Some("demo".to_owned());
+        record.upstream = Some("demo".into());
         record.rpc = known(&message["method"]);
         record.tool = known(&message["params"]["name"]);
         record.id = message.get("id").and_then(|id| token(id.to_string().as_bytes()));
