@@ -6,9 +6,10 @@ pub mod demo;
 pub mod health;
 pub mod serve;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{env, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::Builder;
 
 use crate::config;
 
@@ -98,11 +99,42 @@ impl Cli {
 
 /// Runs a command on all cores.
 fn in_runtime(command: impl Future<Output = ExitCode>) -> ExitCode {
-    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    run(&mut Builder::new_multi_thread(), command)
+}
+
+/// Runs the sidecar on one thread, unless `TOKIO_WORKER_THREADS`, which the runtime reads by itself, names more. It is
+/// the small neighbour of one node, and of little work for many threads each piece costs more than on one: they wake
+/// each other and take each other's tasks. What would hold the others up on it goes to threads of its own.
+fn in_one_thread(command: impl Future<Output = ExitCode>) -> ExitCode {
+    let mut builder = Builder::new_multi_thread();
+    if env::var_os("TOKIO_WORKER_THREADS").is_none() {
+        builder.worker_threads(1);
+    }
+    run(&mut builder, command)
+}
+
+fn run(builder: &mut Builder, command: impl Future<Output = ExitCode>) -> ExitCode {
+    match builder.enable_all().build() {
         Ok(runtime) => runtime.block_on(command),
         Err(error) => {
             eprintln!("mcp-sidecar: can't start: {error}");
             ExitCode::from(FAILED)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Handle;
+
+    use super::*;
+
+    #[test]
+    fn the_sidecar_runs_on_one_thread_unless_more_are_named() {
+        let named = env::var("TOKIO_WORKER_THREADS").ok().and_then(|named| named.parse().ok());
+        let code = in_one_thread(async move {
+            ExitCode::from(u8::from(Handle::current().metrics().num_workers() != named.unwrap_or(1)))
+        });
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
     }
 }

@@ -24,7 +24,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use super::{FAILED, USAGE, in_runtime};
+use super::{FAILED, USAGE, in_one_thread};
 use crate::{
     account::{log::Sink, metrics::Metrics},
     admin::{self, Admin},
@@ -48,7 +48,7 @@ pub fn run(flags: Flags) -> ExitCode {
     match loaded.and_then(|config| reload::Reloader::new(flags, config)) {
         Ok((reloader, settings)) => {
             let level = diagnose(&reloader.current().log);
-            in_runtime(serve(reloader, settings, level))
+            in_one_thread(serve(reloader, settings, level))
         }
         Err(problems) => {
             eprintln!("{problems}");

@@ -12,7 +12,7 @@ use super::{
     forward::Outgoing,
     left,
     post::{Asked, busy_body, fingerprint, trace, unavailable},
-    read::{Coding, Read, read, shed_form, spare},
+    read::{Coding, Read, off_thread, read, shed_form, spare},
     wait::{Cut, race},
 };
 use crate::{
@@ -166,7 +166,10 @@ impl Sidecar {
         if !turn.exchange.answered() {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
-        let looked = answer::look(unmarked(&bytes));
+        let looked = match off_thread(&bytes, |bytes| answer::look(unmarked(bytes))).await {
+            Some(looked) => looked,
+            None => answer::look(unmarked(&bytes)),
+        };
         if asked.call && !looked.as_ref().is_some_and(|answer| is_answer_to(answer, &asked)) {
             let message = "the upstream's answer to a call is no JSON-RPC response to it";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));

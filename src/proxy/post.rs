@@ -10,6 +10,7 @@ use super::{
     Asking, LegacyDisconnect, Route, Sidecar, Turn, admit,
     forward::{IDEMPOTENCY_KEY, Outgoing, TRACEPARENT},
     keyed::{Going, OWN_CALL},
+    read::off_thread,
     refuse,
 };
 use crate::{
@@ -90,7 +91,11 @@ impl Asked {
 
 impl Sidecar {
     pub(super) async fn post(self: Arc<Self>, mut turn: Box<Turn>, body: Bytes) -> Response<Body> {
-        let message = match message::classify(&body) {
+        let classified = match off_thread(&body, message::classify).await {
+            Some(classified) => classified,
+            None => message::classify(&body),
+        };
+        let message = match classified {
             Ok(message) => message,
             Err(malformed) => return refuse(turn.exchange, &malformed.into(), None),
         };

@@ -85,6 +85,18 @@ pub(super) async fn spare(mut body: upstream::Body) {
     .await;
 }
 
+/// From here on reading through bytes takes long enough to hold up what else the thread serves.
+const LARGE: usize = 256 * 1024;
+
+/// Has a thread of its own read through bytes that are many. `None`: they are few, and are best read here.
+pub(super) async fn off_thread<T: Send + 'static>(bytes: &Bytes, read: fn(&Bytes) -> T) -> Option<T> {
+    if bytes.len() < LARGE {
+        return None;
+    }
+    let bytes = bytes.clone();
+    Box::pin(tokio::task::spawn_blocking(move || read(&bytes))).await.ok()
+}
+
 /// What was read of a body.
 #[derive(Debug)]
 pub(super) enum Read {
@@ -179,5 +191,19 @@ impl Joined {
 impl From<Joined> for Bytes {
     fn from(joined: Joined) -> Self {
         if joined.all.is_empty() { joined.first } else { joined.all.freeze() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_many_bytes_are_read_on_a_thread_of_their_own() {
+        let here = std::thread::current().id();
+        let reads = |_: &Bytes| std::thread::current().id();
+        assert_eq!(off_thread(&vec![b' '; LARGE - 1].into(), reads).await, None);
+        let there = off_thread(&vec![b' '; LARGE].into(), reads).await;
+        assert!(there.is_some_and(|there| there != here));
     }
 }
