@@ -6,6 +6,7 @@
 pub mod answer;
 pub mod canonical;
 mod id;
+pub mod plain;
 mod read;
 mod scan;
 pub mod splice;

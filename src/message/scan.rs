@@ -85,18 +85,30 @@ impl<'a> Scan<'a> {
         }
         let start = self.enter();
         if !self.eat(b'}') {
-            loop {
-                self.space();
-                let key = self.string()?;
-                self.colon()?;
-                member(self, key)?;
-                if self.ends_with(b'}', "expected `,` or `}`")? {
-                    break;
-                }
-            }
+            self.member(&mut member)?;
+            self.members(member)?;
         }
         self.depth -= 1;
         Ok((start..self.at, true))
+    }
+
+    /// Behind a member of an object: reads those that follow, and the end of the object, as
+    /// [`maybe_object`](Self::maybe_object) does.
+    pub(super) fn members(
+        &mut self,
+        mut member: impl FnMut(&mut Self, Text<'a>) -> Result<(), Bad>,
+    ) -> Result<(), Bad> {
+        while !self.ends_with(b'}', "expected `,` or `}`")? {
+            self.member(&mut member)?;
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, member: &mut impl FnMut(&mut Self, Text<'a>) -> Result<(), Bad>) -> Result<(), Bad> {
+        self.space();
+        let key = self.string()?;
+        self.colon()?;
+        member(self, key)
     }
 
     /// Reads an array, which must be next, and calls `element` for each element; `element` takes the value.
