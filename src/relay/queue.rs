@@ -10,7 +10,9 @@
 //! Pure: times come as arguments. Holds at most `queue` events and `queue_bytes` bytes (one event that is larger
 //! alone still fits an empty queue), provided that the caller asks [`Queue::fits`] first.
 
-use std::{collections::VecDeque, time::Duration};
+mod tokens;
+
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -20,6 +22,7 @@ use crate::message::{
     answer::{self, Answer},
 };
 
+use self::tokens::Tokens;
 use super::{
     Settings,
     sse::{self, Event},
@@ -152,8 +155,11 @@ impl Queue {
                 None => return,
             },
         };
-        self.make_room(size(&event));
-        let item = Item { event, kind, detached: false };
+        self.insert(Item { event, kind, detached: false });
+    }
+
+    fn insert(&mut self, item: Item) {
+        self.make_room(item.size());
         self.bytes += item.size();
         if !item.droppable() {
             self.held += 1;
@@ -161,6 +167,35 @@ impl Queue {
         }
         self.barriers += usize::from(item.barrier());
         self.items.push_back(item);
+    }
+
+    /// Takes progress that only replaces what was pushed last, if that is how it is; otherwise it has to be pushed. What
+    /// is replaced stays until [`Queue::renew`] is called, which has to follow before anything else but more of this.
+    ///
+    /// `read`: the node waits for more, so what may go out has gone.
+    pub fn replace(&mut self, token: &Id, progress: f64, now: Instant, read: bool) -> bool {
+        let Some(Item { event, kind: Kind::Thin { serial, release }, .. }) = self.items.back() else {
+            return false;
+        };
+        let waits = release.is_some_and(|release| release > now);
+        let Some(token) = self.tokens.current_of(token).filter(|token| token.serial == *serial) else {
+            return false;
+        };
+        // An event's id never goes without a later one.
+        let replaces = event.id.is_none() && (waits || !read);
+        if !replaces || token.newest.is_none_or(|newest| progress <= newest) {
+            return false;
+        }
+        token.newest = Some(progress);
+        self.counts.progress_in += 1;
+        self.counts.coalesced += 1;
+        true
+    }
+
+    /// The event of the progress that was taken last by [`Queue::replace`], in memory of its own.
+    pub fn renew(&mut self, event: Event) {
+        let Some(replaced) = self.remove(self.items.len().wrapping_sub(1)) else { return };
+        self.insert(Item { event, kind: replaced.kind, detached: true });
     }
 
     /// Counts progress that does not belong on the stream and is not pushed.
@@ -313,83 +348,6 @@ impl Queue {
             self.settled -= 1;
         }
         Some(item)
-    }
-}
-
-/// The progress tokens of a stream that were seen last.
-#[derive(Debug, Default)]
-struct Tokens {
-    remembered: Vec<Token>,
-    /// The one looked up last.
-    current: usize,
-    lookups: u64,
-}
-
-#[derive(Debug)]
-struct Token {
-    id: Id,
-    /// Names the token in items; never given twice.
-    serial: u64,
-    used: u64,
-    /// The highest value taken.
-    newest: Option<f64>,
-    /// When its newest item may go out, if it had to wait.
-    release: Option<Instant>,
-    /// The token bucket, as a debt that time pays off: each event that is let through adds an interval.
-    debt: Duration,
-    at: Option<Instant>,
-}
-
-/// A stream has one token in modern and few in legacy; a bound keeps an upstream from growing this at will.
-/// A token that was forgotten begins anew: full burst, any value.
-const MAX_TOKENS: usize = 64;
-
-impl Tokens {
-    fn of(&mut self, id: Id) -> &mut Token {
-        self.lookups += 1;
-        if self.remembered.get(self.current).is_none_or(|token| token.id != id) {
-            self.current = match self.remembered.iter().position(|token| token.id == id) {
-                Some(index) => index,
-                None => self.remember(id),
-            };
-        }
-        let token = &mut self.remembered[self.current];
-        token.used = self.lookups;
-        token
-    }
-
-    fn current(&mut self) -> &mut Token {
-        &mut self.remembered[self.current]
-    }
-
-    fn remember(&mut self, id: Id) -> usize {
-        let used = self.lookups;
-        let token =
-            Token { id, serial: used, used, newest: None, release: None, debt: Duration::ZERO, at: None };
-        if self.remembered.len() < MAX_TOKENS {
-            self.remembered.push(token);
-            return self.remembered.len() - 1;
-        }
-        let oldest = self.remembered.iter().enumerate().min_by_key(|(_, token)| token.used);
-        let oldest = oldest.map_or(0, |(index, _)| index);
-        self.remembered[oldest] = token;
-        oldest
-    }
-}
-
-impl Token {
-    /// Takes one event from the bucket; gives when it may go out, `None` for at once. Never more than an
-    /// interval away: what was let out before its time is not paid for twice.
-    fn draw(&mut self, settings: &Settings, now: Instant) -> Option<Instant> {
-        let interval = settings.min_interval;
-        let free = interval.saturating_mul(settings.burst.saturating_sub(1));
-        let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let debt = self.debt.saturating_sub(passed).min(free.saturating_add(interval));
-        let wait = debt.saturating_sub(free);
-        self.debt = debt.saturating_add(interval);
-        self.at = Some(now);
-        self.release = if wait.is_zero() { None } else { now.checked_add(wait) };
-        self.release
     }
 }
 

@@ -8,7 +8,9 @@
 
 mod block;
 
-use bytes::Bytes;
+use std::ops::Range;
+
+use bytes::{Buf, Bytes};
 use memchr::{memchr, memchr2};
 
 use self::block::Block;
@@ -85,6 +87,18 @@ fn lines(block: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// The event that `bytes` begin with, if the whole of it is there and it is of the plainest form, as most are: no name
+/// but `message`, one line of data, no comment, and line feeds alone. Gives where its data lies, and where it ends.
+pub fn plain(bytes: &[u8]) -> Option<(Range<usize>, usize)> {
+    const NAME: &[u8] = b"event: message\n";
+    const DATA: &[u8] = b"data:";
+    let name = if bytes.starts_with(NAME) { NAME.len() } else { 0 };
+    let value = bytes.get(name..)?.strip_prefix(DATA)?;
+    let data = name + DATA.len() + usize::from(value.first() == Some(&b' '));
+    let end = data + memchr2(b'\n', b'\r', bytes.get(data..)?)?;
+    bytes[end..].starts_with(b"\n\n").then_some((data..end, end + 2))
+}
+
 /// One event is larger than the limit.
 #[derive(Debug, thiserror::Error)]
 #[error("an event exceeds {0} bytes")]
@@ -147,7 +161,20 @@ impl Scanner {
         }
     }
 
-    /// Takes the next chunk and gives every event that is now complete.
+    /// Takes the next chunk and gives every event that is now complete; see [`Scanner::next`].
+    ///
+    /// # Errors
+    ///
+    /// [`TooLarge`], as soon as it is known and before more is held; events before it were given.
+    /// Every later call fails too.
+    pub fn push(&mut self, mut chunk: Bytes, mut give: impl FnMut(Event)) -> Result<(), TooLarge> {
+        while let Some(event) = self.next(&mut chunk)? {
+            give(event);
+        }
+        Ok(())
+    }
+
+    /// Takes the next chunk up to the end of the first event that is now complete, or the whole of it.
     ///
     /// A blank line that ends with a CR at the chunk's end completes its event at once; an LF that
     /// then begins the next chunk is the prefix of the next event, or, if none is complete in that
@@ -155,32 +182,32 @@ impl Scanner {
     ///
     /// # Errors
     ///
-    /// [`TooLarge`], as soon as it is known and before more is held; events before it were given.
-    /// Every later call fails too.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "the chunk is handed over: its events are slices of it"
-    )]
-    pub fn push(&mut self, chunk: Bytes, mut give: impl FnMut(Event)) -> Result<(), TooLarge> {
+    /// [`TooLarge`], as soon as it is known and before more is held. Every later call fails too.
+    pub fn next(&mut self, chunk: &mut Bytes) -> Result<Option<Event>, TooLarge> {
         if self.too_large {
             return Err(TooLarge(self.limit));
         }
+        if chunk.is_empty() {
+            return Ok(None);
+        }
         // `from` is where the unfinished block's part in this chunk begins, `at` where scanning goes on.
-        let mut at = self.byte_order_mark(&chunk);
+        let mut at = self.byte_order_mark(chunk);
         let mut from = at;
-        self.line_feed(&chunk, &mut from, &mut at);
+        self.line_feed(chunk, &mut from, &mut at);
         while at < chunk.len() {
             if self.place == Place::Start {
                 match chunk[at] {
                     b'\n' | b'\r' => {
                         let blank = at;
-                        at = self.after_line_end(&chunk, blank);
+                        at = self.after_line_end(chunk, blank);
                         let complete = !self.block.is_empty() || from < blank;
-                        if complete {
-                            give(self.event(&chunk, from..at)?);
-                        }
                         if self.after_cr != AfterCr::No {
                             self.after_cr = if complete { AfterCr::Event } else { AfterCr::Nothing };
+                        }
+                        if complete {
+                            let event = self.event(chunk, from..at)?;
+                            chunk.advance(at);
+                            return Ok(Some(event));
                         }
                         from = at;
                         continue;
@@ -194,7 +221,7 @@ impl Scanner {
                 }
             }
             let Some(length) = memchr2(b'\n', b'\r', &chunk[at..]) else { break };
-            at = self.after_line_end(&chunk, at + length);
+            at = self.after_line_end(chunk, at + length);
             if self.place == Place::Comment {
                 from = at;
                 if self.after_cr != AfterCr::No {
@@ -206,12 +233,27 @@ impl Scanner {
         if self.place != Place::Comment {
             self.hold(&chunk[from..])?;
         }
+        chunk.clear();
         // A byte-order mark waits for its event, since only our own bytes could come between; the LF
         // must not wait: nothing says when the next event comes.
-        if self.prefix == b"\n"[..] {
-            give(Event { prefix: std::mem::take(&mut self.prefix), ..Event::default() });
-        }
-        Ok(())
+        let alone = self.prefix == b"\n"[..];
+        Ok(alone.then(|| Event { prefix: std::mem::take(&mut self.prefix), ..Event::default() }))
+    }
+
+    /// Whether the stream stands between two events, with nothing held that belongs to the next one: whoever knows where
+    /// that ends may take it by [`plain`] instead.
+    pub fn is_between(&self) -> bool {
+        self.mark.is_none()
+            && self.place == Place::Start
+            && self.after_cr == AfterCr::No
+            && self.block.is_empty()
+            && self.prefix.is_empty()
+            && !self.too_large
+    }
+
+    /// Some were taken by [`plain`].
+    pub fn passed_plain(&mut self) {
+        self.line_end = b"\n";
     }
 
     /// Bytes held of the unfinished event.
@@ -297,7 +339,7 @@ impl Scanner {
     }
 
     /// The event that ends with this part of the chunk.
-    fn event(&mut self, chunk: &Bytes, part: std::ops::Range<usize>) -> Result<Event, TooLarge> {
+    fn event(&mut self, chunk: &Bytes, part: Range<usize>) -> Result<Event, TooLarge> {
         // The LF of the blank line's CRLF does not count: whether it is here is a matter of chunking.
         let mut length = self.block.len() + part.len();
         if chunk[..part.end].ends_with(b"\r\n") && part.len() > 1 {
@@ -367,7 +409,7 @@ impl Event {
 }
 
 /// The fields of a complete block in their order: each name, and where its value lies.
-pub(super) fn fields(block: &[u8]) -> impl Iterator<Item = (&[u8], std::ops::Range<usize>)> {
+pub(super) fn fields(block: &[u8]) -> impl Iterator<Item = (&[u8], Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         // An empty line, or the LF of a CRLF, is no field.

@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use proptest::prelude::*;
 
-use super::*;
+use super::{tokens::MAX_TOKENS, *};
 
 mod model;
 
@@ -371,5 +373,45 @@ mod marking {
         assert_eq!(mark_refetch(&one), expected);
         let two = scan("data: {\"jsonrpc\":\"2.0\",\"id\":1,\ndata: \"result\":{}}\n\n");
         assert_eq!(mark_refetch(&two), [b": refetch\n\n", &two.bytes[..]].concat());
+    }
+}
+
+proptest! {
+    /// One of two queues is told at once what only replaces what waits; the events of that come later.
+    #[test]
+    fn replacing_does_what_pushing_would(
+        steps in prop::collection::vec((0_u64..2, 0_u32..40, 0_u64..60, 0_u8..8, any::<bool>(), 1_usize..30), 1..60),
+        bytes in 60_usize..600,
+    ) {
+        let settings = Settings { queue: 5, queue_bytes: bytes, burst: 2, ..settings() };
+        let (mut pushed, mut replaced) = (Queue::new(settings.clone()), Queue::new(settings));
+        let (mut now, mut newest) = (Instant::now(), None);
+        let event = |text: &str, size: usize| event(&format!("{text}:{}", "x".repeat(size)));
+        for (token, value, passed, other, read, size) in steps {
+            let text = format!("{token}:{value}");
+            let Class::Progress { token: id, .. } = progress(token, 0.0) else { unreachable!() };
+            if other > 1 && replaced.fits(200) && replaced.replace(&id, value.into(), now, read) {
+                // The events between are never there, so they leave the size of the queue alone.
+                newest = Some(event(&text, 10));
+                pushed.push(event(&text, 10), progress(token, f64::from(value)), now);
+                continue;
+            }
+            if let Some(newest) = newest.take() {
+                replaced.renew(newest);
+            }
+            let size = if other == 0 { size } else { 10 };
+            for queue in [&mut pushed, &mut replaced] {
+                if other == 0 {
+                    queue.push(event("kept", size), Class::Kept, now);
+                } else {
+                    queue.push(event(&text, size), progress(token, f64::from(value)), now);
+                }
+            }
+            let popped = [&mut pushed, &mut replaced].map(|queue| if read { drain(queue, now) } else { vec![] });
+            prop_assert_eq!(&popped[0], &popped[1]);
+            prop_assert_eq!(pushed.counts(), replaced.counts());
+            prop_assert_eq!(pushed.bytes(), replaced.bytes());
+            now += millis(passed);
+        }
     }
 }
