@@ -12,7 +12,9 @@
 
 pub mod tls;
 
+mod chunked;
 mod connect;
+mod gate;
 mod http1;
 mod http2;
 mod pool;

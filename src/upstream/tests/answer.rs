@@ -171,3 +171,56 @@ async fn a_head_of_30_kilobytes_is_read_and_one_without_end_is_not() {
         assert_eq!(answer.is_ok(), whole, "{kilobytes} kilobytes");
     }
 }
+
+#[tokio::test]
+async fn a_silent_event_stream_holds_no_buffer_of_hypers_and_its_connection_is_used_again() {
+    let server = Server::start().await;
+    let upstream = server.upstream();
+    let (rest, chunk) = tokio::sync::mpsc::unbounded_channel();
+    let (all, mut chunk) = ("1\r\na\r\n0\r\n\r\n", chunk);
+    let serve = async {
+        let mut peer = server.accept().await;
+        for behind in 0..all.len() {
+            peer.request().await;
+            peer.write(&format!("{EVENTS}{}", &all[..behind])).await;
+            let () = chunk.recv().await.unwrap();
+            peer.write(&all[behind..]).await;
+        }
+        peer
+    };
+    let calls = async {
+        for n in 0..all.len() {
+            let mut sent = Sent::default();
+            let response = upstream.send(call("x"), &mut sent).await.unwrap();
+            assert_eq!(sent.reused, n > 0);
+            let mut body = response.into_body();
+            assert!(format!("{body:?}").contains("Chunked"), "{body:?}");
+            rest.send(()).unwrap();
+            assert_eq!(next(&mut body).await.unwrap().unwrap(), "a");
+            assert!(next(&mut body).await.is_none());
+        }
+    };
+    tokio::join!(serve, calls);
+}
+
+#[tokio::test]
+async fn an_event_stream_may_begin_before_its_request_has_been_read() {
+    let server = Server::start().await;
+    let upstream = server.upstream();
+    let length = 16 << 20;
+    let serve = async {
+        let mut peer = server.accept().await;
+        peer.more().await;
+        peer.write(&format!("{EVENTS}5\r\nearly\r\n")).await;
+        assert_eq!(peer.request().await.1.len(), length);
+        peer.write("4\r\nlate\r\n0\r\n\r\n").await;
+        peer.request().await;
+        peer.write(OK).await;
+    };
+    let calls = async {
+        let (_, body, _) = exchange(&upstream, call(vec![b'x'; length])).await.unwrap();
+        assert_eq!(body, "earlylate");
+        assert!(exchange(&upstream, call("x")).await.unwrap().2.reused);
+    };
+    tokio::join!(serve, calls);
+}
