@@ -1,14 +1,6 @@
 //! One connection: TLS if asked, then HTTP/1.1 or HTTP/2 as its first bytes say.
 
-use std::{
-    convert::Infallible,
-    error::Error,
-    future::Future,
-    io,
-    pin::{Pin, pin},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, error::Error, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
@@ -92,9 +84,14 @@ impl Connection {
         let read = io.bytes_read();
         match &self.settings.tls {
             None => self.speak(io, read, service, refuse).await,
+            // Boxed, as HTTP/2 is: a connection keeps no room for what it does not speak.
             Some(acceptor) => {
-                let stream = timeout(self.settings.limits.header_timeout, acceptor.accept(io)).await??;
-                self.speak(stream, read, service, refuse).await
+                Box::pin(async move {
+                    let accepted = Box::pin(acceptor.accept(io));
+                    let stream = timeout(self.settings.limits.header_timeout, accepted).await??;
+                    self.speak(Box::new(stream), read, service, refuse).await
+                })
+                .await
             }
         }
     }
@@ -131,7 +128,8 @@ impl Connection {
                 .max_header_list_size(HEAD)
                 .max_send_buf_size(BUFFER)
                 .serve_connection(TokioIo::new(Prefixed::http2(first, io)), service);
-            let ended = until_told(pin!(connection), http2::Connection::graceful_shutdown, told).await;
+            let mut connection = Box::pin(connection);
+            let ended = until_told(connection.as_mut(), http2::Connection::graceful_shutdown, told).await;
             return ended.map_err(Into::into);
         }
         let turn = Turn::new();

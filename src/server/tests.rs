@@ -561,3 +561,20 @@ async fn requests_that_hyper_lets_through_show_the_flow_what_is_wrong() {
         assert!(answer.ends_with(seen), "{request}: {answer}");
     }
 }
+
+#[tokio::test]
+async fn a_connection_keeps_no_room_for_tls_or_http2() {
+    let (socket, _client) = UnixStream::pair().expect("a pair");
+    let (_phase, told) = watch::channel(Phase::Serve);
+    let connection = connection::Connection {
+        socket: Arc::new(io::Socket::Unix(socket)),
+        label: "unix".into(),
+        host: "unix".into(),
+        settings: Arc::new(Settings { limits: limits(), tls: None }),
+        told,
+        _open: Open::one_more(&watch::Sender::new(0), &Gauge::default()),
+    };
+    let service = tower::service_fn(|request| async { Ok::<_, Infallible>(describe(request).await) });
+    let bytes = size_of_val(&connection.serve(service, refuse));
+    assert!(bytes <= 2560, "a connection takes {bytes} bytes");
+}
