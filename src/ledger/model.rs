@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::{clock::Clock, listing::RetryClass, store::Bounds};
+use super::{entry::State, *};
+use crate::{clock::Clock, listing::RetryClass, message::Era, store::Bounds};
 
 const KEYS: usize = 2;
 const SIDECARS: usize = 2;

@@ -13,25 +13,25 @@ use crate::message::Era;
 
 /// A committed result, as the upstream wrote it.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub(super) struct Held {
     /// The value of `result`.
-    pub result: Bytes,
+    pub(super) result: Bytes,
     /// Who may have it again: a keyed hash of the node's credential.
-    pub principal: String,
+    pub(super) principal: String,
     /// The era it was made for.
-    pub era: Era,
+    pub(super) era: Era,
 }
 
 impl Held {
     /// Whether it may be replayed to this principal in this era.
-    pub fn is_for(&self, principal: &str, era: Era) -> bool {
+    pub(super) fn is_for(&self, principal: &str, era: Era) -> bool {
         self.principal == principal && self.era == era
     }
 }
 
 /// The results held in memory.
 #[derive(Debug, Default)]
-pub struct Results {
+pub(super) struct Results {
     table: Mutex<Table>,
 }
 
@@ -58,7 +58,7 @@ fn size(name: &str, held: &Held) -> usize {
 
 impl Results {
     /// Holds a result for `ttl`, within `max_total` bytes for all.
-    pub fn hold(&self, name: &str, held: Held, ttl: Duration, max_total: usize) {
+    pub(super) fn hold(&self, name: &str, held: Held, ttl: Duration, max_total: usize) {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.remove(name);
         table.serial += 1;
@@ -83,19 +83,20 @@ impl Results {
     }
 
     /// Forgets the result under a name.
-    pub fn forget(&self, name: &str) {
+    pub(super) fn forget(&self, name: &str) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
     /// The result under a name, if it is still held.
-    pub fn get(&self, name: &str) -> Option<Held> {
+    pub(super) fn get(&self, name: &str) -> Option<Held> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let (held, until, _) = table.held.get(name)?;
         (*until > Instant::now()).then(|| held.clone())
     }
 
     /// Bytes held.
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 }

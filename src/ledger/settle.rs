@@ -11,11 +11,14 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::{Finish, LAST_MOMENT, LEASE, Ledger, RENEWAL, entry_of, millis, put};
-use crate::{
-    ledger::entry::Report,
-    store::{self, Name, View, update_with},
+use super::{
+    LEASE, Ledger,
+    claim::Finish,
+    entry::Report,
+    millis,
+    step::{entry_of, put},
 };
+use crate::store::{self, Name, View, update_with};
 
 /// Ends and reports that wait for the store.
 pub(super) const QUEUE: usize = 16 * 1024;
@@ -25,7 +28,10 @@ const CONCURRENT: usize = 256;
 const AGAIN: Duration = Duration::from_millis(500);
 /// ... for this long.
 const GIVE_UP: Duration = Duration::from_secs(600);
-
+/// How often claims are renewed.
+const RENEWAL: Duration = Duration::from_secs(5);
+/// An attempt whose lease has less than this left and cannot be renewed is closed.
+const LAST_MOMENT: Duration = Duration::from_secs(4);
 /// How often the store is asked whether it answers.
 const PING: Duration = Duration::from_secs(1);
 
