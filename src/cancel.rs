@@ -49,6 +49,7 @@ pub struct Canceller {
 #[derive(Debug, Default)]
 struct Resumes {
     waiting: Vec<Waiting>,
+    /// By their session: a credential that was rotated meanwhile makes no other node of it.
     recent: VecDeque<(Instant, Scope, u64)>,
 }
 
@@ -60,7 +61,7 @@ struct Waiting {
 }
 
 /// A notice that may have to be sent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Notice {
     /// Who sends it.
     pub canceller: Canceller,
@@ -122,17 +123,16 @@ impl Canceller {
 
     /// A node resumes: the notice about the stream that had this event id is not sent.
     pub fn resumed(&self, scope: &Scope, last_event_id: &[u8]) {
-        let id = hash(last_event_id);
+        let (scope, id) = (scope.of_session(), hash(last_event_id));
         let mut resumes = lock(&self.resumes);
-        if let Some(at) = resumes.waiting.iter().position(|one| one.scope == *scope && one.ids.contains(&id))
-        {
+        if let Some(at) = resumes.waiting.iter().position(|one| one.scope == scope && one.ids.contains(&id)) {
             let _ = resumes.waiting.swap_remove(at).resumed.send(());
             return;
         }
         if resumes.recent.len() == RESUMED {
             resumes.recent.pop_front();
         }
-        resumes.recent.push_back((Instant::now(), scope.clone(), id));
+        resumes.recent.push_back((Instant::now(), scope, id));
     }
 
     /// Ends when every notice that was sent has been POSTed and answered, or waits for a node that may resume: before
@@ -177,15 +177,16 @@ async fn comes_back(notice: &Notice, resumes: &Mutex<Resumes>) -> bool {
     let grace = asked.min(LONGEST_WAIT.max(notice.route.cancel_grace));
     let (resumed, comes) = oneshot::channel();
     let ids: HashSet<u64> = notice.event_ids.iter().copied().collect();
+    let session = notice.scope.of_session();
     {
         let mut resumes = lock(resumes);
         let came = |(at, scope, id): &(Instant, Scope, u64)| {
-            at.elapsed() < REMEMBERED && *scope == notice.scope && ids.contains(id)
+            at.elapsed() < REMEMBERED && *scope == session && ids.contains(id)
         };
         if resumes.recent.iter().any(came) {
             return true;
         }
-        resumes.waiting.push(Waiting { scope: notice.scope.clone(), ids, resumed });
+        resumes.waiting.push(Waiting { scope: session, ids, resumed });
     }
     let came = matches!(time::timeout(grace, comes).await, Ok(Ok(())));
     lock(resumes).waiting.retain(|one| !one.resumed.is_closed());

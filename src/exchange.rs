@@ -4,7 +4,7 @@
 //! the last holder is gone its place in the registry is freed and its one access-log line is written. An exchange that
 //! nobody ended was left by its node: that is a cancellation.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -53,13 +53,37 @@ pub struct Learns {
     pub sidecar: Arc<Sidecar>,
     /// Of which upstream.
     pub upstream: Arc<str>,
+    /// The ids of the requests for a listing whose answers are to come: one, or those of a batch.
+    pub ids: Vec<Id>,
 }
 
 impl Learns {
-    /// Learns the tools of an answer.
-    pub fn learn(self, answer: Bytes) -> BoxFuture<'static, ()> {
-        Box::pin(async move { self.sidecar.learn(&self.upstream, answer).await })
+    /// Learns the tools of what is, or holds, an answer to a request for a listing. `None`: there is nothing to learn.
+    pub fn learn(&mut self, data: &Bytes, answer: &Answer) -> Option<BoxFuture<'static, ()>> {
+        let responses = answer.responses().into_iter().filter(|response| {
+            let awaited = self.ids.iter().position(|id| response.id.as_ref() == Some(id));
+            awaited.map(|at| self.ids.swap_remove(at)).is_some() && response.result.is_some()
+        });
+        let batch = matches!(answer, Answer::Batch(_));
+        let listings: Vec<Bytes> = responses.filter_map(|response| listing(data, response, batch)).collect();
+        let (sidecar, upstream) = (self.sidecar.clone(), self.upstream.clone());
+        (!listings.is_empty()).then(|| -> BoxFuture<'static, ()> {
+            Box::pin(async move {
+                for listing in listings {
+                    sidecar.learn(&upstream, listing).await;
+                }
+            })
+        })
     }
+}
+
+/// The answer to a request for a listing: the message itself, or what says the same of one in a batch.
+fn listing(data: &Bytes, response: &Response, batch: bool) -> Option<Bytes> {
+    if !batch {
+        return Some(data.clone());
+    }
+    let result = data.get(response.result.clone()?)?;
+    Some([&br#"{"result":"#[..], result, b"}"].concat().into())
 }
 
 /// Whose calls may be answered on a `GET` stream.
@@ -69,6 +93,26 @@ pub struct Resumes {
     pub ledger: Arc<Ledger>,
     /// The session's.
     pub scope: Scope,
+    /// Where the tools of a listing are learnt that was asked for before.
+    pub learns: Learns,
+}
+
+impl Resumes {
+    /// What has to be done before a response goes out: the end of its call is stored, its tools are learnt.
+    pub fn settle(&mut self, data: &Bytes, answer: &Answer) -> Vec<BoxFuture<'static, ()>> {
+        let mut work = Vec::new();
+        for response in answer.responses() {
+            let Some(id) = &response.id else { continue };
+            if let Some(claim) = self.ledger.resumed(&self.scope, id) {
+                let (ends, result, ttl) = settlement(data, response, claim.is_task());
+                work.push(claim.finish(ends, result, ttl));
+            } else if self.learns.sidecar.listing_came(&self.scope, id) {
+                self.learns.ids.push(id.clone());
+            }
+        }
+        work.extend(self.learns.learn(data, answer));
+        work
+    }
 }
 
 /// One open exchange.
@@ -92,6 +136,8 @@ pub struct Exchange {
     pub left: Option<Instant>,
     /// The upstream ended its stream before the node left.
     pub upstream_ended: bool,
+    /// The node has an event id of a legacy stream to resume from.
+    pub may_resume: bool,
     /// Freed with the exchange: its place under the limits.
     pub permits: Vec<Permit>,
     /// The bytes of a body that is held whole.
@@ -113,6 +159,7 @@ impl Exchange {
             entry: None,
             left: None,
             upstream_ended: false,
+            may_resume: false,
             permits: Vec::new(),
             held: None,
             account,
@@ -197,7 +244,23 @@ impl Exchange {
         record.progress.map(|progress| Progress { progress, total: record.total })
     }
 
-    /// The call's response may still come on a `GET` of its session: its claim waits for that, until its clock runs out.
+    /// What has to be done before a response goes out: the end of its call is stored, its tools are learnt.
+    pub fn settle(&mut self, data: &Bytes, answer: &Answer) -> Option<BoxFuture<'static, ()>> {
+        let mut work = Vec::new();
+        let own = answer.responses().into_iter().find(|response| response.id.as_ref() == self.id());
+        if let Some(response) = own.filter(|response| response.id.is_some())
+            && let Some(claim) = self.claim.take()
+        {
+            let (ends, result, ttl) = settlement(data, response, claim.is_task());
+            work.push(claim.finish(ends, result, ttl));
+        }
+        work.extend(self.learns.as_mut().and_then(|learns| learns.learn(data, answer)));
+        work.extend(self.resumes.iter_mut().flat_map(|resumes| resumes.settle(data, answer)));
+        (!work.is_empty()).then(|| all(work))
+    }
+
+    /// What is still awaited may come on a `GET` of the session: a call's claim waits for that until its clock runs out, and so
+    /// does what is learnt.
     pub fn park(&mut self) {
         let Some((request, entry)) = self.request.as_ref().zip(self.entry.as_ref()) else { return };
         if let (Some(claim), Some(id)) = (self.claim.take(), request.id.clone()) {
@@ -207,8 +270,12 @@ impl Exchange {
                 until: request.until,
                 token: request.added_token.clone().or_else(|| request.progress_token.clone()),
                 resumable: request.resumable,
+                notice: request.notice.clone(),
             };
-            ledger.park(entry.scope().clone(), id, waiting);
+            ledger.park(entry.scope(), id, waiting);
+        }
+        if let Some(Learns { sidecar, ids, .. }) = self.learns.take() {
+            ids.into_iter().for_each(|id| sidecar.await_listing(entry.scope(), id, request.until));
         }
     }
 
@@ -244,9 +311,7 @@ impl Exchange {
         if by != CancelledBy::Disconnect || answered {
             return;
         }
-        let notice = self.request.as_ref().and_then(|request| request.notice.as_ref());
-        if notice.is_some_and(|notice| !notice.event_ids.is_empty()) {
-            // The node may resume by `GET`.
+        if self.may_resume {
             self.park();
         }
         if cancels && !self.upstream_ended {
@@ -270,6 +335,14 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         self.settle_cancelled();
     }
+}
+
+/// Does all of it at once.
+fn all(mut work: Vec<BoxFuture<'static, ()>>) -> BoxFuture<'static, ()> {
+    Box::pin(poll_fn(move |cx| {
+        work.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+        if work.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }))
 }
 
 /// How a response ends a claim: the state, the result that commits, and the longest that it may be held (a task handle's own

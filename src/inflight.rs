@@ -38,6 +38,13 @@ pub struct Scope {
     pub host: Option<Arc<str>>,
 }
 
+impl Scope {
+    /// The same whatever its credential, where there is a session: all that one session asks for.
+    pub fn of_session(&self) -> Self {
+        Self { principal: self.principal.filter(|_| self.session.is_none()), ..self.clone() }
+    }
+}
+
 /// What an exchange is, as far as ending it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {

@@ -23,7 +23,7 @@ mod step;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -42,11 +42,12 @@ use self::{
     results::Results,
     secret::Secret,
     settle::Settle,
-    step::{decide, fix, short},
+    step::{Decided, decide, fix, short},
 };
 pub use self::{
     claim::{Claim, owner},
     parked::Waiting,
+    step::Named,
 };
 use crate::{
     call::key::{Derivation, First},
@@ -54,6 +55,7 @@ use crate::{
     listing,
     message::{Id, answer::Progress},
     store::{self, Name, Store, Table, View, update_with},
+    waits::Whose,
 };
 
 /// How long a claim stands without renewal: a sidecar that died blocks its keys for no longer.
@@ -94,7 +96,7 @@ pub struct Settings {
 pub struct Ledger {
     store: Arc<dyn Store>,
     settings: ArcSwap<Settings>,
-    results: Results,
+    results: Arc<Results>,
     secret: OnceCell<Secret>,
     settling: mpsc::Sender<Settle>,
     leases: Mutex<HashMap<String, Lease>>,
@@ -120,7 +122,7 @@ impl Ledger {
         let ledger = Arc::new(Self {
             store,
             settings: ArcSwap::from_pointee(settings),
-            results: Results::default(),
+            results: Arc::default(),
             secret: OnceCell::new(),
             settling,
             leases: Mutex::default(),
@@ -129,6 +131,7 @@ impl Ledger {
         });
         tokio::spawn(settle::run(Arc::downgrade(&ledger), settles));
         tokio::spawn(settle::renew(Arc::downgrade(&ledger)));
+        tokio::spawn(settle::let_go(Arc::downgrade(&ledger)));
         tokio::spawn(settle::watch(Arc::downgrade(&ledger)));
         ledger
     }
@@ -175,11 +178,11 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// The store is away or has no room.
-    pub async fn key(&self, upstream: &str, derivation: Derivation) -> Result<Option<String>, store::Error> {
+    /// The store is away, or damaged.
+    pub async fn key(&self, upstream: &str, derivation: Derivation) -> Result<Named, store::Error> {
         let (activity, first) = match derivation {
-            Derivation::None => return Ok(None),
-            Derivation::Known { key, .. } => return Ok(Some(key)),
+            Derivation::None => return Ok(Named::Nothing),
+            Derivation::Known { key, .. } => return Ok(Named::Key(key)),
             Derivation::Activity { activity, first } => (activity, first),
         };
         let mut names =
@@ -189,9 +192,7 @@ impl Ledger {
         }
         let ttl = millis(self.settings.load().keys_ttl);
         let fixed = update_with(&*self.store, names, move |view: &View<'_>| fix(view, &first, ttl)).await;
-        self.watch(fixed)?
-            .map(Some)
-            .ok_or(store::Error::Unavailable("there is no room for another counter".into()))
+        Ok(self.watch(fixed)??)
     }
 
     /// Claims a key for an attempt: claim, mismatch check and state are one atomic step.
@@ -224,7 +225,7 @@ impl Ledger {
             decide(view, &attempt, held.map(|held| held.result), ttl)
         })
         .await;
-        let (verdict, result) = match self.watch(decided) {
+        let decided = match self.watch(decided) {
             Ok(decided) => decided,
             Err(error) => {
                 claim.settled = !error.may_be_applied();
@@ -232,6 +233,7 @@ impl Ledger {
             }
         };
         claim.settled = true;
+        let Decided { verdict, result } = decided?;
         Ok(match (verdict, result) {
             (Verdict::Run(go), _) => {
                 claim.runs(running);
@@ -262,15 +264,20 @@ impl Ledger {
 
     /// Keeps a legacy call's claim after its stream ended with event ids: its response may still come on a `GET` of that
     /// session.
-    pub fn park(&self, scope: Scope, id: Id, call: Waiting) {
+    pub fn park(&self, scope: &Scope, id: Id, call: Waiting) {
         let let_go = self.parked().put(scope, id, call);
         // Dropping a claim settles it.
         drop(let_go);
     }
 
-    /// The claim of a parked call: its response came, or it was cancelled.
+    /// The claim of a parked call whose response has come on a `GET` of its session.
+    pub fn resumed(&self, scope: &Scope, id: &Id) -> Option<Claim> {
+        self.parked().take(scope, id, Whose::Session).map(|waiting| waiting.claim)
+    }
+
+    /// The claim of a parked call that its node has cancelled.
     pub fn unpark(&self, scope: &Scope, id: &Id) -> Option<Claim> {
-        self.parked().take(scope, id).map(|waiting| waiting.claim)
+        self.parked().take(scope, id, Whose::Own).map(|waiting| waiting.claim)
     }
 
     /// Progress of a parked call, on a `GET` of its session.
@@ -281,7 +288,7 @@ impl Ledger {
         }
     }
 
-    fn parked(&self) -> std::sync::MutexGuard<'_, parked::Parked> {
+    fn parked(&self) -> MutexGuard<'_, parked::Parked> {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -303,3 +310,6 @@ impl Ledger {
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
 }
+
+#[cfg(test)]
+mod tests;

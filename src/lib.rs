@@ -51,3 +51,4 @@ pub mod server;
 pub mod session;
 pub mod store;
 pub mod upstream;
+mod waits;

@@ -21,7 +21,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -54,6 +54,7 @@ use crate::{
     relay::{Body, held},
     server::{BadHead, Peer},
     session::Sessions,
+    waits::Waits,
 };
 
 /// One sidecar: what all its exchanges share.
@@ -65,6 +66,8 @@ pub struct Sidecar {
     listing: Listing,
     /// When the store was asked for what is known of an upstream's tools.
     recalled: tokio::sync::Mutex<HashMap<String, learn::Recalled>>,
+    /// Requests for a listing whose streams have ended with event ids.
+    listings: Mutex<Waits<()>>,
     ledger: Arc<Ledger>,
     canceller: Canceller,
     sink: Sink,
@@ -111,6 +114,7 @@ impl Sidecar {
             sessions: Sessions::default(),
             listing: Listing::default(),
             recalled: tokio::sync::Mutex::default(),
+            listings: Mutex::default(),
             ledger,
             canceller: Canceller::start(),
             sink,

@@ -6,7 +6,7 @@
 
 mod support;
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
 use support::{
@@ -158,6 +158,43 @@ fn a_file_that_is_gone_and_comes_back() {
     assert_back(&upstream, &sidecar, "r1");
     assert_eq!(text(&before.ask(&sidecar)), "done 0");
     assert_eq!(made(&upstream, "job/before"), 1);
+}
+
+#[test]
+fn a_file_that_another_process_holds() {
+    let (upstream, folder) = (answering(), TempDir::new().unwrap());
+    let file = folder.path().join("state.db");
+    let sidecar = with_state(&upstream, &format!("sqlite:{}", file.display()));
+    list(&sidecar);
+    let before = Call::of("effect").activity("job", "before");
+    assert_eq!(text(&before.ask(&sidecar)), "done 0");
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.busy_timeout(support::BOUND).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_away(&upstream, &sidecar, "r1");
+    other.execute_batch("ROLLBACK").unwrap();
+    assert_back(&upstream, &sidecar, "r1");
+    assert_eq!(text(&before.ask(&sidecar)), "done 0");
+    assert_eq!(made(&upstream, "job/before"), 1);
+}
+
+/// It pauses in the middle of calls, some times for longer than it is waited for: some calls are busy, none is made twice.
+#[test]
+fn a_redis_that_is_slow() {
+    let (upstream, redis) = (answering(), Redis::start());
+    let sidecar = with_state(&upstream, &redis.state());
+    list(&sidecar);
+    for (round, pause) in [10, 300, 900, 1100, 1600].into_iter().enumerate() {
+        let call = Call::of("effect").activity("job", &format!("a{round}"));
+        let node = sidecar.client();
+        redis.signal("STOP");
+        node.send(&call.post());
+        std::thread::sleep(Duration::from_millis(pause));
+        redis.signal("CONT");
+        node.response();
+        assert!(text(&when_free(&sidecar, &call)).starts_with("done "), "round {round}");
+        assert_eq!(made(&upstream, &format!("job/a{round}")), 1);
+    }
 }
 
 #[test]

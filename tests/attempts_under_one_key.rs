@@ -465,6 +465,10 @@ fn an_unsafe_call_that_was_lost_under_another_token_is_not_made_again() {
     assert_eq!(made(&upstream, "job/a"), 1);
 }
 
+fn is_ready(sidecar: &Sidecar) -> bool {
+    sidecar.admin("GET", "/readyz").status() == 200
+}
+
 #[test]
 fn a_ledger_that_is_full_takes_no_new_key_and_keeps_the_old_ones() {
     let upstream = ending();
@@ -476,8 +480,19 @@ fn a_ledger_that_is_full_takes_no_new_key_and_keeps_the_old_ones() {
     call("a", "is error").ask(&sidecar);
     call("b", "lost").ask(&sidecar);
     for _ in 0..2 {
-        assert_busy(&call("c", "is error").ask(&sidecar));
+        let busy = call("c", "is error").ask(&sidecar);
+        assert_busy(&busy);
+        let line = line(&sidecar, &busy);
+        assert_eq!((&line["outcome"], &line["reason"]), (&json!("busy"), &json!("ledger_full")));
+        assert_eq!(line["error"], "the ledger holds as many keys as it may, nothing was sent");
     }
+    // So are calls whose key would have to be fixed first, for which there is room a while longer.
+    for n in 0..12 {
+        let busy = Call::of("effect").activity("job", &n.to_string()).ask(&sidecar);
+        assert_busy(&busy);
+        assert_eq!(line(&sidecar, &busy)["reason"], "ledger_full");
+    }
+    assert!(is_ready(&sidecar), "the store is there");
     assert_eq!(made(&upstream, "c"), 0, "nothing was sent");
     // Nothing that is known was dropped for it.
     assert!(text(&call("a", "is error").ask(&sidecar)).starts_with("done "));
@@ -487,6 +502,34 @@ fn a_ledger_that_is_full_takes_no_new_key_and_keeps_the_old_ones() {
     // A call that needs no key goes on.
     Call::of("effect").arguments("{\"how\":\"400\"}").ask(&sidecar);
     assert_eq!(calls(&upstream).iter().filter(|call| key(call).is_none()).count(), 1);
+}
+
+#[test]
+fn marks_and_counters_go_when_their_time_is_over() {
+    let (upstream, folder) = (ending(), TempDir::new().unwrap());
+    let toml = format!(
+        "state = \"{}\"\n[ledger]\nkeys_ttl = \"1s\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+        sqlite(&folder),
+        upstream.url()
+    );
+    let sidecar = Sidecar::with_config(&toml);
+    list(&sidecar);
+    let lost = Call::of("effect").key("k").arguments("{\"how\":\"lost\"}");
+    lost.ask(&sidecar);
+    let counted = |activity: &str| {
+        let said = json!({ "job": "job", "session": 1, "session_start": "s", "activity": activity });
+        Call::of("mark").said(said).arguments("{\"how\":\"is error\"}").ask(&sidecar)
+    };
+    assert!(counted("first").head.field("oz0-idempotency-key").unwrap().ends_with("/1"));
+    let mut last = None;
+    until("the mark's time to be over", || {
+        let response = lost.ask(&sidecar);
+        let is_sent = message(&response)["error"].is_null();
+        last = Some(response);
+        is_sent
+    });
+    assert_eq!(line(&sidecar, &last.unwrap())["attempt"], 1, "of a new key");
+    assert!(counted("another").head.field("oz0-idempotency-key").unwrap().ends_with("/1"), "counted anew");
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn a_response_that_is_an_error_ends_it_too() {
 }
 
 #[test]
-fn only_a_get_of_that_session_and_principal_ends_it() {
+fn only_a_get_of_that_session_ends_it() {
     let upstream = resumable(Ending::Clean, answers);
     let sidecar = Sidecar::before(&upstream);
     list(&sidecar);
@@ -131,13 +131,70 @@ fn only_a_get_of_that_session_and_principal_ends_it() {
     let others = [
         resuming().field("Mcp-Session-Id", "sess-B"),
         resuming().without("Mcp-Session-Id"),
-        resuming().field("Authorization", "Bearer b"),
+        resuming().field("Mcp-Session-Id", "sess-B").field("Authorization", "Bearer b"),
     ];
     for other in others {
         assert!(sidecar.client().ask(&other).text().contains("done 0"), "it passes all the same");
         assert_busy(&call.ask(&sidecar));
     }
     sidecar.client().ask(&resuming());
+    assert_eq!(text(&call.ask(&sidecar)), "done 0");
+    assert_eq!(made(&upstream, "job/a"), 1);
+}
+
+#[test]
+fn a_get_of_that_session_ends_it_although_its_credential_was_rotated() {
+    let upstream = resumable(Ending::Clean, answers);
+    let sidecar = Sidecar::before(&upstream);
+    list(&sidecar);
+    let as_ = |post: Post, token: &str| post.field("Authorization", &format!("Bearer {token}"));
+    for (tool, sent_again) in [("effect", false), ("charge", true)] {
+        let (call, name) = (call(tool, tool), format!("job/{tool}"));
+        let ask = |token: &str| sidecar.client().ask(&as_(call.post(), token));
+        ask("old");
+        assert_busy(&ask("new"));
+        let resumed = sidecar.client().ask(&as_(resuming(), "new"));
+        assert!(resumed.text().contains("done 0"));
+        assert_eq!(text(&ask("old")), "done 0", "it has committed, for whom it was made");
+        let other = ask("new");
+        if sent_again {
+            assert!(text(&other).starts_with("done ") && text(&other) != "done 0");
+        } else {
+            assert_error(&other, 1409, "already_done", "done");
+        }
+        assert_eq!(made(&upstream, &name), if sent_again { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn where_clients_share_a_session_id_each_ends_its_own() {
+    let upstream = resumable(Ending::Clean, |_, reply| reply.event(&mcp::result(1)));
+    let sidecar = Sidecar::before(&upstream);
+    list(&sidecar);
+    let as_ = |post: Post, token: &str| post.field("Authorization", &format!("Bearer {token}"));
+    let ask = |who: &str| sidecar.client().ask(&as_(call("effect", who).post(), who));
+    for who in ["a", "b"] {
+        ask(who);
+    }
+    sidecar.client().ask(&as_(resuming(), "stranger"));
+    for who in ["a", "b"] {
+        assert_busy(&ask(who));
+    }
+    sidecar.client().ask(&as_(resuming(), "b"));
+    assert_eq!(text(&ask("b")), "ok");
+    assert_busy(&ask("a"));
+}
+
+#[test]
+fn a_response_in_a_batch_on_the_get_ends_it_too() {
+    let upstream = resumable(Ending::Clean, |first, reply| {
+        reply.event(&format!("[{},{}]", mcp::result("\"another\""), done(first, 0)));
+    });
+    let sidecar = Sidecar::before(&upstream);
+    list(&sidecar);
+    let call = call("effect", "a");
+    call.ask(&sidecar);
+    assert!(sidecar.client().ask(&resuming()).text().contains("done 0"));
     assert_eq!(text(&call.ask(&sidecar)), "done 0");
     assert_eq!(made(&upstream, "job/a"), 1);
 }
@@ -201,6 +258,32 @@ fn its_clock_ends_it() {
         message(&sidecar.client().ask(&post(&limited)))["error"]["data"]["reason"] == "outcome_unknown"
     });
     assert_eq!((made(&upstream, "job/max"), made(&upstream, "job/limit")), (1, 1));
+    // Nobody waits for them any more: their server is told to stop, each once.
+    let cancels = || {
+        let all = upstream.requests().into_iter();
+        all.filter(|r| method(r).as_deref() == Some("notifications/cancelled")).collect::<Vec<_>>()
+    };
+    until("the server to be told", || cancels().len() >= 2);
+    for cancel in cancels() {
+        assert_eq!(cancel.json()["params"]["requestId"], 1);
+        assert_eq!(cancel.head.field("mcp-session-id"), Some("sess-A"));
+    }
+    assert_eq!(cancels().len(), 2);
+}
+
+#[test]
+fn a_call_that_was_answered_on_a_get_is_not_cancelled_by_its_clock() {
+    let upstream = resumable(Ending::Clean, answers);
+    let config = format!("[upstreams.mcp]\nurl = \"{}\"\nmax_timeout = \"1500ms\"\n", upstream.url());
+    let sidecar = Sidecar::with_config(&config);
+    list(&sidecar);
+    let (answered, waits) = (call("effect", "answered"), call("effect", "waits").id(2));
+    answered.ask(&sidecar);
+    sidecar.client().ask(&resuming());
+    assert_eq!(text(&answered.ask(&sidecar)), "done 0");
+    waits.ask(&sidecar);
+    let cancel = upstream.wait_request_where(|r| method(r).as_deref() == Some("notifications/cancelled"));
+    assert_eq!(cancel.json()["params"]["requestId"], 2, "the later one's, and no other came");
 }
 
 #[test]

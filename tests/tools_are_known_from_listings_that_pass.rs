@@ -397,3 +397,115 @@ fn tools_are_known_of_their_upstream_alone() {
         assert_eq!(line(&sidecar, &response)["retry_class"], class, "{path}");
     }
 }
+
+/// A page of a listing, as the answer to this request.
+fn page(id: &Value, tool: &str) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "result": listing(&[tool]) })
+}
+
+#[test]
+fn the_listings_in_a_legacy_batch_are_learnt_and_the_batch_passes_as_it_is() {
+    for form in ["array", "events", "event"] {
+        let upstream = Upstream::start(move |request, reply| {
+            let asked = request.json();
+            let Some(asked) = asked.as_array() else { return reply.json(200, &[], &done(request, 0)) };
+            let answers: Vec<Value> = asked
+                .iter()
+                .filter(|one| one["id"].is_i64())
+                .map(|one| match one["params"]["cursor"].as_str() {
+                    Some("read") => page(&one["id"], READ),
+                    Some(_) => page(&one["id"], CHARGE),
+                    // Not asked for a listing.
+                    None => page(&one["id"], PAY),
+                })
+                .collect();
+            let all = Value::from(answers.clone()).to_string();
+            match form {
+                "array" => reply.json(200, &[], &all),
+                "event" => {
+                    reply.sse(&[]);
+                    reply.event(&all);
+                    reply.end();
+                }
+                _ => {
+                    reply.sse(&[]);
+                    answers.iter().for_each(|answer| reply.event(&answer.to_string()));
+                    reply.end();
+                }
+            }
+        });
+        let sidecar = Sidecar::before(&upstream);
+        let list = |id: u64, cursor: &str| json!({ "jsonrpc": "2.0", "id": id, "method": "tools/list", "params": { "cursor": cursor } });
+        let batch = json!([
+            list(1, "read"),
+            { "jsonrpc": "2.0", "method": "notifications/initialized" },
+            { "jsonrpc": "2.0", "id": 2, "method": "resources/list" },
+            list(3, "charge"),
+        ]);
+        let body = batch.to_string();
+        let response =
+            sidecar.client().ask(&Post::legacy(body.clone()).field("MCP-Protocol-Version", "2025-03-26"));
+        assert_eq!(response.status(), 200);
+        assert_eq!(upstream.requests()[0].body, body.as_bytes(), "nothing is put into it");
+        let told = match form {
+            "array" => response.text(),
+            _ => sse::read(&response.body).events.iter().map(|event| event.data.clone()).collect(),
+        };
+        for (id, tool) in [(1, READ), (2, PAY), (3, CHARGE)] {
+            assert!(told.contains(&page(&json!(id), tool).to_string()), "{form}: {told}");
+        }
+        for (tool, class_) in [("read", "safe"), ("charge", "conditional"), ("pay", "unsafe")] {
+            assert_eq!(class(&sidecar, tool), class_, "{form}: {tool}");
+        }
+    }
+}
+
+#[test]
+fn a_listing_that_comes_on_a_resumed_get_is_learnt() {
+    let upstream = Upstream::start(|request, reply| {
+        if is_call(request) {
+            return reply.json(200, &[], &done(request, 0));
+        }
+        reply.sse(&[]);
+        if request.method() == "GET" {
+            // The second was not asked for by anyone.
+            reply.event(&page(&json!("l"), CHARGE).to_string());
+            reply.event(&page(&json!("other"), PAY).to_string());
+            reply.event(&Value::from(vec![page(&json!(3), READ)]).to_string());
+            return reply.end();
+        }
+        reply.chunk("id: e1\ndata:\n\n");
+        reply.end();
+    });
+    let sidecar = Sidecar::before(&upstream);
+    let list = r#"{"jsonrpc":"2.0","id":"l","method":"tools/list"}"#;
+    let batch =
+        r#"[{"jsonrpc":"2.0","id":3,"method":"tools/list"},{"jsonrpc":"2.0","id":4,"method":"ping"}]"#;
+    for body in [list, batch] {
+        sidecar.client().ask(&Post::legacy(body).field("Authorization", "Bearer old"));
+    }
+    assert_eq!(class(&sidecar, "charge"), "unsafe", "nothing was listed yet");
+    // Its credential was rotated meanwhile: it is the same session.
+    let get = Post::get().field("Last-Event-ID", "e1").field("Authorization", "Bearer new");
+    let other = sidecar.client().ask(&get.clone().field("Mcp-Session-Id", "sess-B"));
+    assert_eq!(sse::read(&other.body).events.len(), 3);
+    assert_eq!(class(&sidecar, "charge"), "unsafe", "another session's");
+    let resumed = sidecar.client().ask(&get);
+    assert_eq!(sse::read(&resumed.body).events[0].json(), page(&json!("l"), CHARGE), "relayed as it came");
+    for (tool, class_) in [("charge", "conditional"), ("read", "safe"), ("pay", "unsafe")] {
+        assert_eq!(class(&sidecar, tool), class_, "{tool}");
+    }
+}
+
+#[test]
+fn a_listing_behind_a_byte_order_mark_is_learnt() {
+    let upstream = Upstream::start(|request, reply| match method(request).as_deref() {
+        Some("tools/list") => {
+            reply.json(200, &[], &format!("\u{feff}{}", page(&request.json()["id"], CHARGE)));
+        }
+        _ => reply.json(200, &[], &done(request, 0)),
+    });
+    let sidecar = Sidecar::before(&upstream);
+    list(&sidecar);
+    assert_eq!(class(&sidecar, "charge"), "conditional");
+}

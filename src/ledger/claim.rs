@@ -144,7 +144,7 @@ impl Claim {
     }
 
     async fn write(mut self, finish: Finish) {
-        let error = match time::timeout(COMMIT, self.ledger.finish(&finish, false)).await {
+        let error = match time::timeout(COMMIT, self.ledger.finish(&finish)).await {
             Ok(Ok(())) => {
                 self.settled = true;
                 return self.ledger.unlease(&self.owner);
@@ -197,9 +197,8 @@ impl Ledger {
         self.leases().remove(owner);
     }
 
-    /// Writes the end of an attempt. `Ok` also where the attempt has no say any more. `again`: it may have been written
-    /// before.
-    pub(super) async fn finish(&self, end: &Finish, again: bool) -> Result<(), store::Error> {
+    /// Writes the end of an attempt. `Ok` also where the attempt has no say any more.
+    pub(super) async fn finish(&self, end: &Finish) -> Result<(), store::Error> {
         let settings = self.settings.load();
         let ttl = millis(settings.keys_ttl);
         let mut names = vec![end.name.clone()];
@@ -215,33 +214,35 @@ impl Ledger {
         if stored.is_some() {
             names.push(Name::new(Table::Results, end.name.key.clone()));
         }
-        let held = result.filter(|_| settings.results == Keep::Memory);
-        if let Some(held) = held {
-            // Before the key says that it is done: who reads that must find it.
-            self.results.hold(&end.name.key, held.clone(), hold, settings.max_total);
-        }
+        let in_memory = result.filter(|_| settings.results == Keep::Memory).cloned();
+        let (results, key, max_total) = (self.results.clone(), end.name.key.clone(), settings.max_total);
         let (owner, state, report) = (end.owner.clone(), end.state, end.report.clone());
-        let hold_ms = millis(hold);
+        let mut is_held = false;
         let written = update_with(&*self.store, names, move |view: &View<'_>| {
             let next = entry_of(view).and_then(|entry| entry.finished(&owner, state, &report));
+            match &in_memory {
+                // In the same step, before the key says that it is done: who reads that must find it.
+                Some(held) if next.is_some() => {
+                    results.hold(&key, held, hold, max_total);
+                    is_held = true;
+                }
+                // It runs again, and another attempt has the key now.
+                Some(_) if is_held => results.forget(&key),
+                _ => {}
+            }
             let writes = [
                 put(next.as_ref(), view.now + ttl),
                 match (&next, &stored) {
                     (Some(_), Some(stored)) => {
-                        Write::Put { value: stored.clone(), expires: Some(view.now + hold_ms) }
+                        Write::Put { value: stored.clone(), expires: Some(view.now + millis(hold)) }
                     }
                     _ => Write::Keep,
                 },
             ];
-            (writes[..view.records.len()].to_vec(), next.is_some())
+            (writes[..view.records.len()].to_vec(), ())
         })
         .await;
-        let stands = self.watch(written)?;
-        if !stands && !again && held.is_some() {
-            // Another attempt has the key now; after a repeated write it is this one's own end that stands.
-            self.results.forget(&end.name.key);
-        }
-        Ok(())
+        self.watch(written)
     }
 }
 

@@ -124,8 +124,10 @@ pub enum Verdict {
     Changed,
     /// The same key stands for another call.
     Mismatch,
-    /// Another attempt runs under the key, or there is no room for a new key: busy.
+    /// Another attempt runs under the key: busy.
     Busy,
+    /// There is no room for a new key: busy.
+    Full,
     /// It is done, and its result is held: answer it again.
     Replay,
     /// Reconcile first: an earlier attempt of an unsafe call may have been made.
@@ -167,7 +169,7 @@ pub fn claim(
     }
     let Some(entry) = entry else {
         if !room {
-            return (Verdict::Busy, None);
+            return (Verdict::Full, None);
         }
         let number = attempt.number.unwrap_or(1);
         let go = Go { attempt: number, ..Go::default() };

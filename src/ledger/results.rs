@@ -52,13 +52,19 @@ impl Table {
     }
 }
 
+/// What one result takes beside its texts, about: its places in the two tables, and what the allocator rounds up.
+const AROUND: usize = 256;
+
 fn size(name: &str, held: &Held) -> usize {
-    name.len() + held.result.len() + held.principal.len()
+    // The name stands in both tables.
+    2 * name.len() + held.result.len() + held.principal.len() + AROUND
 }
 
 impl Results {
     /// Holds a result for `ttl`, within `max_total` bytes for all.
-    pub(super) fn hold(&self, name: &str, held: Held, ttl: Duration, max_total: usize) {
+    pub(super) fn hold(&self, name: &str, held: &Held, ttl: Duration, max_total: usize) {
+        // Copied: what came is a part of all that was read with it, and would keep that too.
+        let held = Held { result: Bytes::copy_from_slice(&held.result), ..held.clone() };
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.remove(name);
         table.serial += 1;
@@ -110,11 +116,13 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(3600);
+    /// Three results of ten bytes, and not four.
+    const THREE: usize = 3 * (2 + 10 + 1 + AROUND) + 20;
 
     #[tokio::test(start_paused = true)]
     async fn a_result_is_held_until_its_time_is_over() {
         let results = Results::default();
-        results.hold("a", held("{}"), Duration::from_secs(1), 1000);
+        results.hold("a", &held("{}"), Duration::from_secs(1), 1000);
         assert_eq!(results.get("a").unwrap().result, "{}");
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(results.get("a").is_none());
@@ -123,14 +131,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn beyond_the_bound_the_oldest_go() {
         let results = Results::default();
-        for name in ["a", "b", "c"] {
-            results.hold(name, held("0123456789"), LONG, 30);
+        for name in ["a", "b", "c", "d"] {
+            results.hold(name, &held("0123456789"), LONG, THREE);
         }
         assert!(results.get("a").is_none());
-        assert!(results.get("b").is_some() && results.get("c").is_some());
-        assert!(results.bytes() <= 30);
-        results.hold("b", held("x"), LONG, 30);
-        results.hold("d", held("01234567890123456789"), LONG, 30);
+        assert!(["b", "c", "d"].iter().all(|name| results.get(name).is_some()));
+        assert!(results.bytes() <= THREE);
+        results.hold("b", &held("x"), LONG, THREE);
+        results.hold("e", &held("01234567890123456789"), LONG, THREE);
         // "b" was made anew after "c".
         assert!(results.get("c").is_none());
         assert_eq!(results.get("b").unwrap().result, "x");
@@ -139,9 +147,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_is_larger_than_all_is_not_held() {
         let results = Results::default();
-        results.hold("a", held(&"x".repeat(100)), LONG, 30);
+        results.hold("a", &held(&"x".repeat(1000)), LONG, 1000);
         assert!(results.get("a").is_none());
         assert_eq!(results.bytes(), 0);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_was_read_with_a_result() {
+        let read = Bytes::from(vec![b'x'; 100_000]);
+        let results = Results::default();
+        results.hold("a", &Held { result: read.slice(5..10), ..held("") }, LONG, 1000);
+        assert!(read.is_unique(), "a small result keeps all that came with it");
+        assert_eq!(results.get("a").unwrap().result, "xxxxx");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The ledger's tasks: one settles what exchanges could not settle themselves, one renews leases.
+//! The ledger's tasks: one settles what exchanges could not settle themselves, one renews leases, one
+//! looks at the clocks of parked calls.
 
 use std::{
     sync::{Arc, Weak},
@@ -32,6 +33,8 @@ const GIVE_UP: Duration = Duration::from_secs(600);
 const RENEWAL: Duration = Duration::from_secs(5);
 /// An attempt whose lease has less than this left and cannot be renewed is closed.
 const LAST_MOMENT: Duration = Duration::from_secs(4);
+/// How often the clocks of parked calls are looked at.
+const LOOK: Duration = Duration::from_millis(500);
 /// How often the store is asked whether it answers.
 const PING: Duration = Duration::from_secs(1);
 
@@ -86,7 +89,7 @@ async fn end(ledger: &Ledger, finish: &Finish) {
     let began = Instant::now();
     let mut failed = false;
     loop {
-        match ledger.finish(finish, true).await {
+        match ledger.finish(finish).await {
             Ok(()) => {
                 if failed {
                     tracing::info!("the end of a call is stored now");
@@ -104,19 +107,32 @@ async fn end(ledger: &Ledger, finish: &Finish) {
     ledger.unlease(&finish.owner);
 }
 
-/// Renews every lease while its attempt runs; closes an attempt whose lease cannot be renewed before it runs out. Lets go of
-/// parked calls whose time is over.
+/// Lets go of parked calls whose clock has run out: nobody waits for them any more, so their servers are told to stop.
+pub(super) async fn let_go(ledger: Weak<Ledger>) {
+    let mut tick = time::interval(LOOK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(ledger) = ledger.upgrade() else { return };
+        let over = ledger.parked().over(Instant::now());
+        for mut call in over {
+            if let Some(mut notice) = call.notice.take() {
+                notice.now = true;
+                notice.send();
+            }
+            // Dropping its claim settles it.
+        }
+    }
+}
+
+/// Renews every lease while its attempt runs; closes an attempt whose lease cannot be renewed before it runs out.
 pub(super) async fn renew(ledger: Weak<Ledger>) {
     let mut tick = time::interval(RENEWAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
         let Some(ledger) = ledger.upgrade() else { return };
-        let now = Instant::now();
-        let over = ledger.parked().over(now);
         ledger.prepare().await;
-        // Dropping a claim settles it.
-        drop(over);
         let held: Vec<(String, Name)> =
             ledger.leases().iter().map(|(owner, lease)| (owner.clone(), lease.name.clone())).collect();
         let mut renewals = JoinSet::new();

@@ -10,8 +10,18 @@ use super::entry::{self, Attempt, Entry, Verdict};
 use crate::{
     call::key::{First, hex},
     message::Era,
-    store::{Table, View, Write},
+    store::{self, Table, View, Write},
 };
+
+/// A record is there that says nothing the ledger wrote.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unreadable;
+
+impl From<Unreadable> for store::Error {
+    fn from(_: Unreadable) -> Self {
+        Self::Corrupt("it holds what the ledger has not written".into())
+    }
+}
 
 /// A result as the store keeps it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,43 +37,63 @@ struct Counter {
     n: u64,
 }
 
-/// A step of [`Ledger::key`](super::Ledger::key): the activity's key as it is fixed, or the first one, counted if need be. `None`: no room.
-pub(super) fn fix(view: &View<'_>, first: &First, ttl: u64) -> (Vec<Write>, Option<String>) {
+/// What a call is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// This.
+    Key(String),
+    /// Nothing: it has no identity.
+    Nothing,
+    /// There is no room for what would have to be fixed or counted.
+    Full,
+}
+
+/// A step of [`Ledger::key`](super::Ledger::key): the activity's key as it is fixed, or the first one, counted if need be.
+/// `Err`: what is stored can't be read, so nobody knows what was fixed or how far was counted.
+pub(super) fn fix(view: &View<'_>, first: &First, ttl: u64) -> (Vec<Write>, Result<Named, Unreadable>) {
     let keep = vec![Write::Keep; view.records.len()];
-    let expires = Some(view.now + ttl);
+    let put = |value: Vec<u8>| Write::Put { value, expires: Some(view.now + ttl) };
     if let Some(key) = view.records.first().copied().flatten() {
-        // Renewed, so that it lives as long as its call goes on.
-        let mut writes = keep;
-        writes[0] = Write::Put { value: key.to_vec(), expires };
-        return (writes, String::from_utf8(key.to_vec()).ok());
+        let Ok(named) = String::from_utf8(key.to_vec()) else { return (keep, Err(Unreadable)) };
+        // Renewed, its series too, so that they live as long as the call goes on.
+        let renew = |held: &Option<&[u8]>| held.map_or(Write::Keep, |held| put(held.to_vec()));
+        return (view.records.iter().map(renew).collect(), Ok(Named::Key(named)));
     }
     if !(view.room)(Table::Counters) {
-        return (keep, None);
+        return (keep, Ok(Named::Full));
     }
     match first {
-        First::Key(key) => (vec![Write::Put { value: key.clone().into_bytes(), expires }], Some(key.clone())),
+        First::Key(key) => (vec![put(key.clone().into_bytes())], Ok(Named::Key(key.clone()))),
         First::Counted { prefix, .. } => {
-            let counter = view.records.get(1).copied().flatten();
-            let counted = counter.and_then(|held| serde_json::from_slice::<Counter>(held).ok());
-            let n = counted.unwrap_or_default().n + 1;
+            let counter = match view.records.get(1).copied().flatten().map(serde_json::from_slice::<Counter>)
+            {
+                None => Counter::default(),
+                Some(Ok(counter)) => counter,
+                Some(Err(_)) => return (keep, Err(Unreadable)),
+            };
+            let n = counter.n + 1;
             let key = format!("{prefix}{n}");
             let counter = serde_json::to_vec(&Counter { n }).unwrap_or_default();
-            let writes = vec![
-                Write::Put { value: key.clone().into_bytes(), expires },
-                Write::Put { value: counter, expires },
-            ];
-            (writes, Some(key))
+            (vec![put(key.clone().into_bytes()), put(counter)], Ok(Named::Key(key)))
         }
     }
 }
 
-/// A step of [`Ledger::claim`](super::Ledger::claim): the verdict, and the result that a replay answers.
+/// What becomes of an attempt.
+#[derive(Debug)]
+pub(super) struct Decided {
+    pub(super) verdict: Verdict,
+    /// The result that a replay answers.
+    pub(super) result: Option<Bytes>,
+}
+
+/// A step of [`Ledger::claim`](super::Ledger::claim). `Err`: what is stored can't be read, so nobody knows whether the call was made.
 pub(super) fn decide(
     view: &View<'_>,
     attempt: &Attempt,
     in_memory: Option<Bytes>,
     ttl: u64,
-) -> (Vec<Write>, (Verdict, Option<Bytes>)) {
+) -> (Vec<Write>, Result<Decided, Unreadable>) {
     let stored = view
         .records
         .get(1)
@@ -72,12 +102,16 @@ pub(super) fn decide(
         .and_then(|held| serde_json::from_slice::<Stored>(held).ok())
         .filter(|held| held.principal == attempt.principal && held.modern == (attempt.era == Era::Modern));
     let result = in_memory.or(stored.map(|held| held.result.into()));
+    let mut writes = vec![Write::Keep; view.records.len()];
     let entry = entry_of(view);
+    if entry.is_none() && view.records.first().copied().flatten().is_some() {
+        // A mark, whatever it said: the call may have been made.
+        return (writes, Err(Unreadable));
+    }
     let room = (view.room)(Table::Keys);
     let (verdict, next) = entry::claim(entry.as_ref(), attempt, view.now, room, result.is_some());
-    let mut writes = vec![Write::Keep; view.records.len()];
     writes[0] = put(next.as_ref(), view.now + ttl);
-    (writes, (verdict, result))
+    (writes, Ok(Decided { verdict, result }))
 }
 
 /// What is known of the key that a view begins with.
@@ -93,10 +127,11 @@ pub(super) fn short(key: &str) -> Cow<'_, str> {
 /// Longer keys are not stored in full.
 const LONG_KEY: usize = 1024;
 
-/// Written as it is from now on; nothing: as it was.
+/// Written as it is from now on; nothing: as it was. An attempt that runs is not forgotten, however short marks are kept.
 pub(super) fn put(entry: Option<&Entry>, expires: u64) -> Write {
-    match entry.and_then(|entry| serde_json::to_vec(entry).ok()) {
-        Some(value) => Write::Put { value, expires: Some(expires) },
+    let written = entry.and_then(|entry| Some((entry.lease, serde_json::to_vec(entry).ok()?)));
+    match written {
+        Some((lease, value)) => Write::Put { value, expires: Some(expires.max(lease)) },
         None => Write::Keep,
     }
 }

@@ -39,6 +39,15 @@ impl Answer {
         matches!(self, Self::Response(_) | Self::Batch(_))
     }
 
+    /// The responses that it is or holds.
+    pub fn responses(&self) -> Vec<&Response> {
+        match self {
+            Self::Response(response) => vec![response],
+            Self::Batch(answers) => answers.iter().flat_map(Self::responses).collect(),
+            Self::Request { .. } | Self::Progress(_) | Self::Notification(_) => Vec::new(),
+        }
+    }
+
     /// The response, alone or in a batch, that says what only the sidecar may say.
     pub fn forged(&self) -> Option<&Response> {
         match self {

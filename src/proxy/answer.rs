@@ -189,15 +189,12 @@ impl Sidecar {
             }
             None => bytes,
         };
-        if let Some(learns) = turn.exchange.learns.take() {
-            learns.learn(bytes.clone()).await;
-        }
-        if let Some(claim) = turn.exchange.claim.take()
+        if (turn.exchange.learns.is_some() || turn.exchange.claim.is_some())
             && let json = bytes.slice(bytes.len() - unmarked(&bytes).len()..)
-            && let Some(Answer::Response(response)) = answer::look(&json)
+            && let Some(answer) = answer::look(&json)
+            && let Some(work) = turn.exchange.settle(&json, &answer)
         {
-            let (state, result, ttl) = exchange::settlement(&json, &response, claim.is_task());
-            Box::pin(claim.finish(state, result, ttl)).await;
+            work.await;
         }
         if !bytes.is_empty() {
             turn.exchange.account.record.stream = Some(Stream::Json);
@@ -391,7 +388,7 @@ impl Sidecar {
     }
 
     /// A `GET` stream's place. One that resumes may carry a call's response: a drain lets it pass.
-    fn take_stream(&self, turn: &mut Turn) -> Result<(), ()> {
+    fn take_stream(self: &Arc<Self>, turn: &mut Turn) -> Result<(), ()> {
         let resumes = turn.parts.headers.get(headers::LAST_EVENT_ID);
         if self.is_draining() && resumes.is_none() {
             turn.exchange.account.record.reason = Some(Reason::Draining.name());
@@ -404,7 +401,8 @@ impl Sidecar {
             self.canceller.resumed(&scope, id.as_bytes());
         }
         let sort = if resumes.is_some() { Sort::Uncancellable } else { Sort::Stream };
-        turn.exchange.resumes = Some(Resumes { ledger: self.ledger.clone(), scope: scope.clone() });
+        let learns = self.learns(&turn.route.name, Vec::new());
+        turn.exchange.resumes = Some(Resumes { ledger: self.ledger.clone(), scope: scope.clone(), learns });
         turn.exchange.entry = Some(self.registry.enter(scope, None, sort, Era::Legacy));
         Ok(())
     }

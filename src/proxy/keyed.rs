@@ -21,7 +21,7 @@ use crate::{
     error::{Effect, Failure, INVALID_REQUEST, Reason, Refusal},
     headers,
     ledger::{
-        self, Claimed,
+        self, Claimed, Named,
         entry::{Attempt, Verdict, own_resume_text, resume_text},
     },
     listing::Known,
@@ -117,8 +117,9 @@ impl Sidecar {
         let derivation =
             key::derive(&identity, own.as_deref(), tool, &digest, known.idempotent, &turn.parts.headers);
         let key = match self.ledger.key(&turn.route.name, derivation).await {
-            Ok(Some(key)) => key,
-            Ok(None) => return Ok((turn, Going::default())),
+            Ok(Named::Key(key)) => key,
+            Ok(Named::Nothing) => return Ok((turn, Going::default())),
+            Ok(Named::Full) => return Err(self.refused(turn, asked, &Verdict::Full).into()),
             Err(error) => return Err(self.away(turn, asked, &error)),
         };
         turn.exchange.account.record.key = Some(key.clone());
@@ -252,6 +253,12 @@ impl Sidecar {
             ),
             Verdict::Busy | Verdict::Run(_) | Verdict::Replay => {
                 turn.exchange.account.record.reason = Some("overlap");
+                return self.too_many(turn, asked);
+            }
+            Verdict::Full => {
+                turn.exchange.account.record.reason = Some("ledger_full");
+                let full = "the ledger holds as many keys as it may, nothing was sent";
+                turn.exchange.account.record.error = Some(full.to_owned());
                 return self.too_many(turn, asked);
             }
         };

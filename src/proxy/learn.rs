@@ -1,6 +1,6 @@
 //! Knowledge of tools: learnt from what passes, kept in the state store.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use tokio::{
@@ -10,8 +10,11 @@ use tokio::{
 
 use super::{Route, Sidecar};
 use crate::{
+    inflight::Scope,
     listing::{Known, Record},
+    message::Id,
     store::{self, MAX_NAMES, Name, Table, View, Write, update_with},
+    waits::Whose,
 };
 
 /// The store is asked for tools that nobody here has seen at most this often ...
@@ -92,6 +95,19 @@ impl Sidecar {
                 sidecar.listing.load(&route.name, records);
             }
         });
+    }
+
+    /// The answer to a request for a listing may still come on a `GET` of its session.
+    pub(crate) fn await_listing(&self, scope: &Scope, id: Id, until: Instant) {
+        let mut awaited = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
+        awaited.over(Instant::now());
+        awaited.put(scope, id, until, ());
+    }
+
+    /// Whether a response on a `GET` is one that was awaited so; then it is not any more.
+    pub(crate) fn listing_came(&self, scope: &Scope, id: &Id) -> bool {
+        let mut awaited = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
+        awaited.take(scope, id, Whose::Session).is_some()
     }
 
     /// Learns from an answer to `tools/list`, before it is passed on: the call that follows it must find its tool known,

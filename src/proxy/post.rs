@@ -304,9 +304,16 @@ impl Sidecar {
             cancels_on_disconnect: legacy && wanted && method != "ping" && !method.starts_with("tasks/"),
             notice,
         });
-        turn.exchange.learns =
-            (method == LIST).then(|| Learns { sidecar: self.clone(), upstream: turn.route.name.clone() });
+        let lists =
+            message.batch.iter().chain([message]).filter(|one| one.kind == Kind::Request && one.is(LIST));
+        let ids: Vec<Id> = lists.filter_map(|one| one.id.clone()).collect();
+        turn.exchange.learns = (!ids.is_empty()).then(|| self.learns(&turn.route.name, ids));
         turn.exchange.entry = Some(entry);
+    }
+
+    /// What learns from the answers to these requests for a listing.
+    pub(super) fn learns(self: &Arc<Self>, upstream: &str, ids: Vec<Id>) -> Learns {
+        Learns { sidecar: self.clone(), upstream: upstream.to_owned(), ids }
     }
 
     /// `notifications/cancelled` from the node.

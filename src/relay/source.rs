@@ -41,8 +41,8 @@ pub(super) struct Seen {
     pub(super) outcome: Option<Outcome>,
     pub(super) message: bool,
     pub(super) asks: Option<Id>,
-    /// The response that it holds.
-    pub(super) response: Option<answer::Response>,
+    /// The response that it is, or the batch that may hold some.
+    pub(super) answer: Option<Answer>,
     /// Progress of the request: value, total, and the resume token that came with it.
     pub(super) progress: Option<(f64, Option<f64>, Option<String>)>,
     /// Progress on a `GET`, and its token: a call's whose stream ended before its response, perhaps.
@@ -61,7 +61,7 @@ impl Source {
             outcome: None,
             message: false,
             asks: None,
-            response: None,
+            answer: None,
             progress: None,
             parked: None,
             kept_back: false,
@@ -85,6 +85,7 @@ impl Source {
                 if self.awaited.len() < before {
                     self.all_answered(&mut seen, Outcome::Ok);
                 }
+                seen.answer = seen.looked_again(Answer::Batch(answers));
             }
             Answer::Request { id, .. } if self.era == Era::Legacy => seen.asks = Some(id),
             Answer::Progress(progress) => self.progress(&mut seen, progress),
@@ -94,19 +95,11 @@ impl Source {
     }
 
     fn response(&mut self, seen: &mut Seen, response: answer::Response) {
-        if response.forged {
-            seen.cut_forged(&response);
-            // Its parts lie elsewhere now.
-            seen.response = match seen.event.data.as_deref().and_then(answer::look) {
-                Some(Answer::Response(response)) => Some(response),
-                _ => None,
-            };
-        } else {
-            seen.response = Some(response.clone());
-        }
+        seen.cut_forged(&response);
+        seen.answer = seen.looked_again(Answer::Response(response.clone()));
         if response.id.as_ref().is_some_and(|id| self.had.contains(id)) {
             // A second answer to the same request: the first one stands, what comes later is not sent.
-            seen.response = None;
+            seen.answer = None;
             seen.class = None;
             seen.kept_back = true;
             return;
@@ -161,6 +154,11 @@ impl Source {
 }
 
 impl Seen {
+    /// What was found; where something was cut out of the event, its parts lie elsewhere now.
+    fn looked_again(&self, answer: Answer) -> Option<Answer> {
+        if self.forged == 0 { Some(answer) } else { self.event.data.as_deref().and_then(answer::look) }
+    }
+
     /// Cuts out what only the sidecar may say.
     fn cut_forged(&mut self, response: &answer::Response) {
         let Some(data) = &self.event.data else { return };

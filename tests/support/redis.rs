@@ -14,16 +14,23 @@ pub struct Redis {
     process: Child,
     port: u16,
     folder: TempDir,
+    options: Vec<String>,
 }
 
 impl Redis {
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With these options too.
+    pub fn start_with(options: &[&str]) -> Self {
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         let folder = TempDir::new().unwrap();
         // Between our look for a free port and its use another may take it: then the server ends, and we look again.
         for _ in 0..20 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if let Some(process) = run(&folder, port) {
-                return Self { process, port, folder };
+            if let Some(process) = run(&folder, port, &options) {
+                return Self { process, port, folder, options };
             }
         }
         panic!("no redis-server would start");
@@ -34,13 +41,18 @@ impl Redis {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
     pub fn start_again(&mut self) {
-        self.process = run(&self.folder, self.port).expect("it starts on its port again");
+        self.process = run(&self.folder, self.port, &self.options).expect("it starts on its port again");
     }
 
     /// Sends a signal, `STOP` or `CONT`.
@@ -50,10 +62,11 @@ impl Redis {
     }
 }
 
-fn run(folder: &TempDir, port: u16) -> Option<Child> {
+fn run(folder: &TempDir, port: u16, options: &[String]) -> Option<Child> {
     let mut process = Command::new("redis-server")
         .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--appendfsync", "always"])
         .args(["--loglevel", "notice", "--port", &port.to_string()])
+        .args(options)
         .current_dir(folder.path())
         .stdout(Stdio::piped())
         .spawn()

@@ -44,7 +44,7 @@ fn a_new_key_runs_and_counts_one() {
 
 #[test]
 fn at_capacity_a_new_key_is_busy_and_a_known_one_is_not() {
-    assert_eq!(claim(None, &attempt("a"), 0, false, false), (Verdict::Busy, None));
+    assert_eq!(claim(None, &attempt("a"), 0, false, false), (Verdict::Full, None));
     let entry = ended(State::Failed);
     assert!(matches!(claim(Some(&entry), &attempt("b"), 1, false, false).0, Verdict::Run(_)));
 }

@@ -6,10 +6,8 @@ use tokio::time::Instant;
 
 use super::{Closing, LINGER, Pump, Settling, State};
 use crate::{
-    exchange,
     message::Era,
-    relay::{clocks::Clocks, listen::Look, queue::Class, source::Seen, sse::Event},
-    store::BoxFuture,
+    relay::{clocks::Clocks, listen::Look, queue::Class, sse::Event},
 };
 
 impl Pump {
@@ -77,6 +75,7 @@ impl Pump {
         };
         if let Some(id) = &event.id {
             self.source.ids_seen = !id.is_empty();
+            state.exchange.may_resume = self.source.era == Era::Legacy && self.source.ids_seen;
             if let Some(notice) = state.exchange.request.as_mut().and_then(|request| request.notice.as_mut())
             {
                 notice.event_id(id);
@@ -127,28 +126,10 @@ impl Pump {
             }
             return;
         };
-        match settles(state, &seen) {
+        let settles = seen.answer.as_ref().zip(seen.event.data.as_ref());
+        match settles.and_then(|(answer, data)| state.exchange.settle(data, answer)) {
             Some(work) => self.settling = Some(Settling { work, event: seen.event, class }),
             None => state.push(seen.event, class, now),
         }
     }
-}
-
-/// What has to be done before a response goes out.
-fn settles(state: &mut State, seen: &Seen) -> Option<BoxFuture<'static, ()>> {
-    let response = seen.response.as_ref()?;
-    let data = seen.event.data.clone()?;
-    let exchange = &mut state.exchange;
-    let claim = if seen.outcome.is_some() {
-        if let Some(learns) = exchange.learns.take() {
-            return Some(learns.learn(data));
-        }
-        exchange.claim.take()
-    } else {
-        let id = response.id.as_ref()?;
-        exchange.resumes.as_ref().and_then(|resumes| resumes.ledger.unpark(&resumes.scope, id))
-    };
-    let claim = claim?;
-    let (ends, result, ttl) = exchange::settlement(&data, response, claim.is_task());
-    Some(claim.finish(ends, result, ttl))
 }
