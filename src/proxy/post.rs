@@ -312,8 +312,8 @@ impl Sidecar {
     }
 
     /// What learns from the answers to these requests for a listing.
-    pub(super) fn learns(self: &Arc<Self>, upstream: &str, ids: Vec<Id>) -> Learns {
-        Learns { sidecar: self.clone(), upstream: upstream.to_owned(), ids }
+    pub(super) fn learns(self: &Arc<Self>, upstream: &Arc<str>, ids: Vec<Id>) -> Learns {
+        Learns { sidecar: self.clone(), upstream: upstream.clone(), ids }
     }
 
     /// `notifications/cancelled` from the node.
