@@ -6,7 +6,8 @@
 //! The exchange itself lives there too, so that its record is written when both are gone.
 //!
 //! The pump takes every chunk that is ready before it wakes the body, and the body gives everything the queue lets out
-//! as one frame: a busy stream costs one task switch for many events.
+//! as one frame: a busy stream costs one task switch for many events. What most of those are is seen where they lie in
+//! their chunk (`plain`); only the others are made events and weighed one by one.
 
 mod body;
 mod end;

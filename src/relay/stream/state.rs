@@ -24,7 +24,7 @@ pub(super) const FRAME: usize = 64 * 1024;
 /// The most of such an event.
 const LARGEST: usize = 4 * FRAME;
 /// Bytes that are copied rather than given as a frame of their own.
-const SMALL: usize = 4 * 1024;
+const SMALL: usize = FRAME / 2;
 /// Later than any progress may wait for its rate.
 const PAST_ALL_RATES: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Goes before the sidecar's own error when progress was dropped.
