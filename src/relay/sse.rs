@@ -100,7 +100,7 @@ pub fn plain(bytes: &[u8]) -> Option<(Range<usize>, usize)> {
 }
 
 /// One event is larger than the limit.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("an event exceeds {0} bytes")]
 pub struct TooLarge(pub usize);
 
