@@ -129,7 +129,7 @@ fn when_an_attempt_times_out() {
     let sidecar = shop.sidecar("");
     for tool in TOOLS {
         shop.fault(tool, json!({ "delay_ms": 60_000 }));
-        let timed_out = ask(&sidecar, &call(tool).field("Oz0-Time-Limit", "0.5"));
+        let timed_out = ask(&sidecar, &call(tool).field("Oz0-Time-Limit", "3"));
         assert_eq!(reason(&timed_out), "max_timeout");
         // Its work was stopped before it had an effect, which nobody in front of the server can know.
         let made = u64::from(tool == "charge");
@@ -232,7 +232,7 @@ fn session(sidecar: &Sidecar) -> String {
 fn legacy(tool: &str, session: &str) -> Post {
     let body: Value = serde_json::from_slice(&call(tool).body).unwrap();
     let params = json!({ "name": tool, "arguments": body["params"]["arguments"] });
-    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
+    let body = json!({ "jsonrpc": "2.0", "id": tool, "method": "tools/call", "params": params });
     let post = Post::new(body.to_string()).field("MCP-Protocol-Version", LEGACY);
     post.field("Mcp-Session-Id", session)
         .field("Oz0-Job", "job")
