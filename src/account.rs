@@ -250,7 +250,8 @@ impl Account {
     }
 
     /// Ends the exchange with `outcome`, unless one was set before: the first wins.
-    pub fn finish(mut self, outcome: Outcome) {
+    #[cfg(test)]
+    pub(crate) fn finish(mut self, outcome: Outcome) {
         self.record.outcome.get_or_insert(outcome);
     }
 

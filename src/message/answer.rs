@@ -258,18 +258,5 @@ fn result_metas(scan: &mut Scan<'_>, metas: &mut Vec<Range<usize>>) -> Result<()
     message.map(|_| ())
 }
 
-/// Puts `"oz0/refetch":true` into `result._meta` (made where there is none). `None` where that cannot be: an error, a result or `_meta`
-/// that is no object. After [`cut_forged`] look again first: the spans have moved.
-pub fn mark_refetch(data: &Bytes, response: &Response) -> Option<Bytes> {
-    const MARK: &str = "\"oz0/refetch\":true";
-    let result = response.result.as_ref().filter(|result| data.get(result.start) == Some(&b'{'))?;
-    let edits = Edits::default();
-    match &response.meta {
-        Some(meta) => Some(edits.put_first(data, meta, MARK, false).apply(data)),
-        None if response.meta_not_object => None,
-        None => Some(edits.put_first(data, result, &format!("\"_meta\":{{{MARK}}}"), false).apply(data)),
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -382,12 +382,7 @@ fn asked(turn: &Turn, message: &Message, scope: Scope) -> Asked {
     let call = !batch && method == CALL;
     let listen = !batch && era == Era::Modern && method == LISTEN;
     let task = era == Era::Legacy && message.params.task;
-    let calls_only = batch
-        && !message.batch.is_empty()
-        && message
-            .batch
-            .iter()
-            .all(|one| one.kind == Kind::Request && one.method.as_deref() == Some(CALL) && !one.params.task);
+    let calls_only = message.is_batch_of_calls() && message.batch.iter().all(|one| !one.params.task);
     let awaited = if batch {
         message
             .batch

@@ -165,28 +165,6 @@ fn what_only_the_sidecar_may_say_is_cut_however_it_is_spelt() {
     }
 }
 
-#[test]
-fn the_refetch_mark_goes_into_the_meta_that_is_there_or_a_new_one() {
-    let marked = |data: &'static str| {
-        mark_refetch(&Bytes::from(data), &response(data))
-            .map(|data| String::from_utf8(data.to_vec()).unwrap())
-    };
-    for (before, after) in [
-        (
-            r#"{"id":1,"result":{"_meta":{"a":1}}}"#,
-            Some(r#"{"id":1,"result":{"_meta":{"oz0/refetch":true,"a":1}}}"#),
-        ),
-        (r#"{"id":1,"result":{"_meta":{}}}"#, Some(r#"{"id":1,"result":{"_meta":{"oz0/refetch":true}}}"#)),
-        (r#"{"id":1,"result":{ "c":1}}"#, Some(r#"{"id":1,"result":{"_meta":{"oz0/refetch":true}, "c":1}}"#)),
-        (r#"{"id":1,"result":{}}"#, Some(r#"{"id":1,"result":{"_meta":{"oz0/refetch":true}}}"#)),
-        (r#"{"id":1,"result":{"_meta":null}}"#, None),
-        (r#"{"id":1,"result":[]}"#, None),
-        (r#"{"id":1,"error":{}}"#, None),
-    ] {
-        assert_eq!(marked(before).as_deref(), after, "{before}");
-    }
-}
-
 /// What `look` should say, by way of a parser that decodes everything.
 fn expected(value: &Value) -> Option<String> {
     let id = |value: &Value| value.get("id").filter(|id| id.is_string() || id.is_number()).cloned();
@@ -325,13 +303,11 @@ proptest! {
         if let Some(Answer::Response(response)) = look(&spoilt) {
             let spoilt = Bytes::from(spoilt);
             cut_forged(&spoilt, &response);
-            mark_refetch(&spoilt, &response);
         }
         // Spans of other bytes do no harm either.
         if let Some(Answer::Response(response)) = look(br#"{"result":{"_meta":{"oz0/refetch":1}                       }}"#) {
             let bytes = Bytes::from(bytes);
             cut_forged(&bytes, &response);
-            mark_refetch(&bytes, &response);
         }
     }
 }
