@@ -12,6 +12,7 @@
 
 mod claim;
 pub mod entry;
+mod gauges;
 #[cfg(test)]
 mod model;
 mod parked;
@@ -24,7 +25,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -54,7 +55,7 @@ use crate::{
     inflight::{Running, Scope},
     listing,
     message::{Id, answer::Progress},
-    store::{self, Name, Store, Table, View, update_with},
+    store::{self, Name, Store, Table, Usage, View, update_with},
     waits::Whose,
 };
 
@@ -102,6 +103,10 @@ pub struct Ledger {
     leases: Mutex<HashMap<String, Lease>>,
     parked: Mutex<parked::Parked>,
     away: AtomicBool,
+    /// Ends that found no place to be settled.
+    unsettled: AtomicUsize,
+    /// What the store's tables held when somebody last asked.
+    usage: Mutex<Vec<(Table, Usage)>>,
 }
 
 /// What became of an attempt that asked to run.
@@ -128,6 +133,8 @@ impl Ledger {
             leases: Mutex::default(),
             parked: Mutex::default(),
             away: AtomicBool::new(false),
+            unsettled: AtomicUsize::new(0),
+            usage: Mutex::default(),
         });
         tokio::spawn(settle::run(Arc::downgrade(&ledger), settles));
         tokio::spawn(settle::renew(Arc::downgrade(&ledger)));

@@ -173,6 +173,7 @@ impl Claim {
     /// Hands the end to the settling task. If that is full the lease runs out by itself.
     fn hand_over(&self, finish: Finish) {
         if self.ledger.settling.try_send(Settle::Finish(finish)).is_err() {
+            self.ledger.unsettled.fetch_add(1, Ordering::Relaxed);
             tracing::error!(reason = "commit_failed", "too many calls wait for the state store");
             self.ledger.unlease(&self.owner);
         }

@@ -43,6 +43,11 @@ impl Parked {
         let_go
     }
 
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
     /// Takes one out.
     pub(super) fn take(&mut self, scope: &Scope, id: &Id, whose: Whose) -> Option<Waiting> {
         let call = self.calls.take(scope, id, whose)?;

@@ -102,8 +102,7 @@ impl Results {
     }
 
     /// Bytes held.
-    #[cfg(test)]
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 }

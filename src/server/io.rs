@@ -133,7 +133,7 @@ struct Blocked {
 
 /// A client may be slow for longer than the user time-out, which would end the connection: it runs for a closed window
 /// too (Linux 5.11 and later). So it is lifted, well before it runs out, and then only the stall bounds the wait.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Io {
     pub(super) fn new(socket: Arc<Socket>, stall: Duration) -> Self {
