@@ -60,6 +60,11 @@ impl<T> Waits<T> {
         let_go
     }
 
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
     /// Takes one out.
     pub(crate) fn take(&mut self, scope: &Scope, id: &Id, whose: Whose) -> Option<T> {
         let (name, principal) = self.name(scope, id, whose)?;

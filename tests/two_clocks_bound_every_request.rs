@@ -429,7 +429,7 @@ fn a_node_that_takes_nothing_is_closed_and_so_is_its_upstream() {
 fn large() -> Upstream {
     Upstream::start(|request, reply| {
         let filler = "x".repeat(100_000);
-        let id = if request.body.is_empty() { Value::Null } else { request.json()["id"].clone() };
+        let id = if request.body.is_empty() { serde_json::Value::Null } else { request.json()["id"].clone() };
         match request.head.line.split_whitespace().nth(1).and_then(|path| path.split('?').nth(1)) {
             Some("events") => {
                 reply.sse(&[]);

@@ -41,7 +41,7 @@ impl Sidecar {
             metrics.measure_each(Kind::Gauge, name, help, "upstream", move || {
                 let settings = sidecar.upgrade().map(|sidecar| sidecar.settings());
                 let routes = settings.iter().flat_map(|settings| settings.routes.values());
-                routes.map(|route| (route.name.clone(), read(route))).collect()
+                routes.map(|route| (route.name.to_string(), read(route))).collect()
             });
         };
         let calls = "Requests in flight to an upstream, of its calls.";
