@@ -188,6 +188,8 @@ impl Running {
 
 /// How many server requests one exchange keeps open on its idle clock.
 const SERVER_REQUESTS: usize = 64;
+/// Bytes of the id of such a request.
+const LONGEST_ASKED: usize = 1024;
 
 /// Everything that runs.
 #[derive(Debug, Default)]
@@ -288,7 +290,7 @@ impl Entry {
     /// the node's answer passes. Beyond the bound the clock is simply not stopped once more.
     pub fn server_asks(&self, id: Id) {
         let mut asked = lock(&self.running.server_requests);
-        if asked.len() >= SERVER_REQUESTS || !asked.insert(id.clone()) {
+        if id.token().len() > LONGEST_ASKED || asked.len() >= SERVER_REQUESTS || !asked.insert(id.clone()) {
             return;
         }
         drop(asked);

@@ -11,6 +11,12 @@ use crate::inflight::Scope;
 
 /// Sessions remembered at once; the oldest is forgotten first.
 const SESSIONS: usize = 10_000;
+/// Bytes of a session id; one that is longer is not remembered. Others choose it, and what the rest of an entry says.
+const LONGEST_ID: usize = 1024;
+/// Bytes of what is remembered of a client's name and version.
+const LONGEST_CLIENT: usize = 1024;
+/// Bytes of a revision that there may be.
+const LONGEST_PROTOCOL: usize = 64;
 
 /// What an `initialize` settled.
 #[derive(Debug, Default)]
@@ -35,7 +41,15 @@ struct Table {
 
 impl Sessions {
     /// Remembers a session that an `initialize` opened.
-    pub fn opened(&self, scope: Scope, session: Session) {
+    pub fn opened(&self, scope: Scope, mut session: Session) {
+        if scope.session.as_ref().is_some_and(|id| id.len() > LONGEST_ID) {
+            return;
+        }
+        session.protocol = session.protocol.filter(|protocol| protocol.len() <= LONGEST_PROTOCOL);
+        if let Some(client) = &mut session.client {
+            client.truncate(client.floor_char_boundary(LONGEST_CLIENT));
+            client.shrink_to_fit();
+        }
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if table.sessions.insert(scope.clone(), Arc::new(session)).is_none() {
             table.order.push_back(scope);
@@ -69,5 +83,41 @@ impl Sessions {
     /// None is remembered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(id: &str) -> Scope {
+        Scope { upstream: "up".into(), principal: None, session: Some(id.as_bytes().into()), host: None }
+    }
+
+    #[test]
+    fn the_oldest_is_forgotten_first_and_one_that_is_opened_anew_takes_one_place() {
+        let sessions = Sessions::default();
+        for n in 0..=SESSIONS {
+            sessions.opened(scope(&n.to_string()), Session::default());
+            sessions.opened(scope(&n.to_string()), Session::default());
+        }
+        assert_eq!(sessions.len(), SESSIONS);
+        assert!(sessions.find(&scope("0")).is_none());
+        sessions.closed(&scope("1"));
+        sessions.closed(&scope("0"));
+        assert_eq!(sessions.len(), SESSIONS - 1);
+        assert!(sessions.find(&scope("2")).is_some());
+    }
+
+    #[test]
+    fn what_others_say_is_remembered_only_so_far() {
+        let sessions = Sessions::default();
+        sessions.opened(scope(&"x".repeat(LONGEST_ID + 1)), Session::default());
+        assert!(sessions.is_empty());
+        let long = Some("é".repeat(LONGEST_CLIENT));
+        sessions.opened(scope("a"), Session { protocol: long.clone(), client: long });
+        let session = sessions.find(&scope("a")).expect("it is remembered");
+        assert_eq!(session.protocol, None);
+        assert_eq!(session.client, Some("é".repeat(LONGEST_CLIENT / 2)));
     }
 }

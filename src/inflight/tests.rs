@@ -84,6 +84,10 @@ fn questions_that_a_server_leaves_open_are_bounded_and_forgotten_with_their_exch
         entry.server_asks(id(&number.to_string()));
     }
     assert_eq!(lock(&registry.table).asked.len(), SERVER_REQUESTS);
+    let other = enter(&registry, "2");
+    other.server_asks(Id::string(&"x".repeat(LONGEST_ASKED)));
+    assert!(!other.running.awaits_node(), "one so long is not remembered");
+    drop(other);
     drop(entry);
     assert!(lock(&registry.table).asked.is_empty());
     assert!(lock(&registry.table).ids.is_empty());

@@ -14,6 +14,9 @@ use crate::{
     },
 };
 
+/// Bytes of a progress token that is remembered, unless the node chose it.
+const LONGEST_TOKEN: usize = 1024;
+
 /// What is known of the stream's content so far.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -154,6 +157,8 @@ impl Source {
         let stray = seen.kept_back || self.era == Era::Modern && (self.answered || !own);
         seen.class = match progress.token {
             _ if stray => None,
+            // It is remembered for as long as the stream lasts: one that nobody would choose is not.
+            Some(token) if !asked && token.token().len() > LONGEST_TOKEN => Some(Class::Kept),
             Some(token) => Some(Class::Progress { token, progress: progress.progress }),
             None => Some(Class::Kept),
         };
