@@ -16,6 +16,7 @@ mod head;
 mod io;
 mod listener;
 mod prefixed;
+mod stall;
 pub mod tls;
 
 use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};

@@ -424,38 +424,87 @@ fn a_node_that_takes_nothing_is_closed_and_so_is_its_upstream() {
     }
 }
 
+/// An upstream that answers with more than anything buffers: in the form that the path's query names, and at once where it
+/// names none.
+fn large() -> Upstream {
+    Upstream::start(|request, reply| {
+        let filler = "x".repeat(100_000);
+        let id = (!request.body.is_empty()).then(|| request.json()["id"].clone()).unwrap_or_default();
+        match request.head.line.split_whitespace().nth(1).and_then(|path| path.split('?').nth(1)) {
+            Some("events") => {
+                reply.sse(&[]);
+                while !reply.closed() {
+                    reply.event(&format!(
+                        r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{filler}"}}"#
+                    ));
+                }
+            }
+            Some("chunks") => {
+                reply.head(200, &[("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]);
+                while !reply.closed() {
+                    reply.chunk(&filler);
+                }
+            }
+            Some("json") => reply.json(
+                200,
+                &[],
+                &format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"x":"{}"}}}}"#, filler.repeat(20)),
+            ),
+            _ => reply.json(200, &[], &result(&id)),
+        }
+    })
+}
+
 #[test]
 fn an_http2_node_that_grants_no_window_to_a_stream_loses_that_stream() {
-    let upstream = Upstream::start(|request, reply| {
-        if request.json()["id"] == 2 {
-            return reply.json(200, &[], &result(2));
+    let list = || Post::legacy(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#);
+    for (post, open) in [
+        (modern_call(1).at("/mcp?events"), true),
+        (Post::get().at("/mcp?events"), true),
+        // Pulled through, without an end.
+        (list().at("/mcp?chunks"), true),
+        (Post::get().at("/mcp?chunks"), true),
+        // Held whole: its upstream has nothing to do with it any more.
+        (modern_call(1).at("/mcp?json"), false),
+    ] {
+        let upstream = large();
+        let sidecar = Sidecar::with_config(&format!(
+            "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
+            upstream.url()
+        ));
+        let node = Node::connect(&sidecar.listen);
+        let begun = Instant::now();
+        let mut stalled = node.send(&post);
+        node.head(&mut stalled);
+        if open {
+            upstream.wait_closed(0);
         }
-        reply.sse(&[]);
-        let filler = format!(
-            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":"{}"}}"#,
-            "x".repeat(100_000)
+        let line = sidecar.wait_lines(1)[0].clone();
+        assert!(begun.elapsed() >= millis(600), "{:?}", begun.elapsed());
+        assert_eq!(
+            (&line["outcome"], &line["cancelled_by"]),
+            (&"cancelled".into(), &"disconnect".into()),
+            "{line}"
         );
-        while !reply.closed() {
-            reply.event(&filler);
-        }
-    });
+        assert_eq!(node.wait_reset(&mut stalled), h2::Reason::CANCEL, "{line}");
+        let page = sidecar.admin("GET", "/metrics").text();
+        assert!(page.contains("\nmcp_sidecar_buffered_bytes 0\n"), "{page}");
+        // The connection's other streams go on.
+        let mut other = node.send(&modern_call(2));
+        assert_eq!(node.rest(&mut other), result(2));
+    }
+}
+
+#[test]
+fn an_http2_node_that_grants_no_window_at_all_is_not_waited_for_either() {
+    let upstream = large();
     let sidecar = Sidecar::with_config(&format!(
         "[limits]\nclient_stall = \"600ms\"\n[upstreams.mcp]\nurl = \"{}\"\n",
         upstream.url()
     ));
-    let node = Node::connect(&sidecar.listen);
-    let mut stalled = node.send(&modern_call(1));
-    node.head(&mut stalled);
-    upstream.wait_closed(0);
-    let line = sidecar.wait_lines(1)[0].clone();
-    assert_eq!(
-        (&line["outcome"], &line["cancelled_by"]),
-        (&"cancelled".into(), &"disconnect".into()),
-        "{line}"
-    );
-    // The connection's other streams go on.
-    let mut other = node.send(&modern_call(2));
-    assert_eq!(node.head(&mut other).status(), 200);
+    let node = Node::with_window(&sidecar.listen, 0);
+    let mut stalled = node.send(&modern_call(2));
+    assert_eq!(node.wait_reset(&mut stalled), h2::Reason::CANCEL);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     sync::watch,
@@ -30,6 +30,7 @@ use super::{
     head::{HeadTimer, Turn},
     io::{BytesRead, Io, Peer, Socket},
     prefixed::Prefixed,
+    stall::{Streams, Told},
 };
 
 /// How an HTTP/2 connection begins (RFC 9113 § 3.4).
@@ -123,7 +124,12 @@ impl Connection {
             service.clone().oneshot(request)
         });
         if http2 {
-            let connection = http2::Builder::new(TokioExecutor::new())
+            let service = hyper::service::service_fn(move |request| {
+                let answer = hyper::service::Service::call(&service, request);
+                async move { Ok::<_, Infallible>(answer.await?.map(Told::new)) }
+            });
+            let streams = Streams { stall: limits.client_stall };
+            let connection = http2::Builder::new(streams)
                 .timer(TokioTimer::new())
                 .keep_alive_interval(PING)
                 .keep_alive_timeout(PING)

@@ -173,11 +173,22 @@ pub struct Stream {
 impl Node {
     /// Connects in clear text.
     pub fn connect(address: &str) -> Self {
+        Self::with_window(address, 65_535)
+    }
+
+    /// The same, and grants each stream so many bytes at first.
+    pub fn with_window(address: &str, window: u32) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let sender = runtime.block_on(async {
             let stream = TcpStream::connect(address).await.unwrap();
-            let (sender, connection) = client::handshake(stream).await.unwrap();
+            let mut builder = client::Builder::new();
+            let (sender, connection) = builder
+                .initial_window_size(window)
+                .initial_connection_window_size(1 << 24)
+                .handshake(stream)
+                .await
+                .unwrap();
             tokio::spawn(connection);
             sender.ready().await.unwrap()
         });
@@ -232,6 +243,23 @@ impl Node {
     /// Reads the body to its end.
     pub fn rest(&self, stream: &mut Stream) -> String {
         self.wait_body(stream, "\u{0}")
+    }
+
+    /// Takes what comes of the body and grants no more, until the other side resets the stream; says with what.
+    pub fn wait_reset(&self, stream: &mut Stream) -> Reason {
+        if stream.body.is_none() {
+            self.head(stream);
+        }
+        self.runtime.block_on(async {
+            let body = stream.body.as_mut().unwrap();
+            loop {
+                match timeout(BOUND, body.data()).await.expect("no reset") {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return error.reason().unwrap(),
+                    None => panic!("the body ended"),
+                }
+            }
+        })
     }
 
     /// Resets one stream with CANCEL.
