@@ -181,6 +181,8 @@ pub struct Ledger {
     pub keys_ttl: Duration,
     /// How many marks are kept.
     pub max_keys: usize,
+    /// Bytes of all results that wait in the state store: what [`Ledger::max_total`] was when that was opened.
+    pub store_total: usize,
 }
 
 impl Ledger {
@@ -340,7 +342,7 @@ impl Config {
             }
         };
         let bounds =
-            store::Bounds { max_keys: self.ledger.max_keys, max_result_bytes: self.ledger.max_total };
+            store::Bounds { max_keys: self.ledger.max_keys, max_result_bytes: self.ledger.store_total };
         store::open(&spec, bounds).await.map_err(|error| format!("state: {error}"))
     }
 

@@ -253,13 +253,15 @@ fn ledger(mut table: Table<'_>) -> Ledger {
         "store" => Ok(crate::ledger::Keep::Store),
         _ => Err("must be \"off\", \"memory\" or \"store\"".into()),
     });
+    let max_total = table.size("max_total").unwrap_or(64 << 20);
     let ledger = Ledger {
         results: results.unwrap_or(crate::ledger::Keep::Memory),
         ttl: table.timeout("ttl").unwrap_or(Duration::from_secs(3600)),
         max_result: table.size("max_result").unwrap_or(1 << 20),
-        max_total: table.size("max_total").unwrap_or(64 << 20),
+        max_total,
         keys_ttl: table.timeout("keys_ttl").unwrap_or(Duration::from_secs(30 * 24 * 3600)),
         max_keys: table.count("max_keys").unwrap_or(1_000_000),
+        store_total: max_total,
     };
     table.finish();
     ledger

@@ -1,14 +1,14 @@
 //! Reads the configuration again while the sidecar runs.
 //!
 //! A wrong file is refused whole and the old configuration stays. Upstreams whose connections would be made as before
-//! keep them. `listen`, `admin`, `state` and `log.format` stay as they were at start.
+//! keep them. `listen`, `admin`, `state`, `log.format` and the bounds of the state store stay as they were at start.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::watch::Sender;
 
 use super::{Config, Environment, Flags, Pools, Problems, watch::Watch};
-use crate::{proxy, server};
+use crate::{ledger::Keep, proxy, server};
 
 /// How often files are asked whether they changed. A change counts once two askings agree, so that a file that is
 /// still being written is not read.
@@ -135,10 +135,16 @@ impl Config {
         keep("admin", self.admin != old.admin);
         keep("state", self.state != old.state);
         keep("log.format", self.log.text != old.log.text);
+        // What the store was opened with.
+        keep("ledger.max_keys", self.ledger.max_keys != old.ledger.max_keys);
+        let in_store = self.ledger.results == Keep::Store;
+        keep("ledger.max_total", in_store && self.ledger.max_total != old.ledger.store_total);
         self.listen.clone_from(&old.listen);
         self.admin.clone_from(&old.admin);
         self.state.clone_from(&old.state);
         self.log.text = old.log.text;
+        self.ledger.max_keys = old.ledger.max_keys;
+        self.ledger.store_total = old.ledger.store_total;
         changed
     }
 }
