@@ -1,7 +1,7 @@
 //! Committed results that wait in memory for a replay: bounded in bytes and age, the oldest go first.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -38,17 +38,25 @@ pub struct Results {
 #[derive(Debug, Default)]
 struct Table {
     held: HashMap<String, (Held, Instant, u64)>,
-    /// Names in the order they came, with the serial that tells whether an entry is still the one that was meant.
-    order: VecDeque<(String, u64)>,
+    /// Names in the order they came, by the serial of their entry.
+    order: BTreeMap<u64, String>,
     bytes: usize,
     serial: u64,
 }
 
 impl Table {
     fn remove(&mut self, name: &str) {
-        if let Some((held, ..)) = self.held.remove(name) {
+        if let Some((held, _, serial)) = self.held.remove(name) {
             self.bytes -= size(name, &held);
+            self.order.remove(&serial);
         }
+    }
+
+    /// The one that came first, and when its time is over.
+    fn oldest(&self) -> Option<(String, Instant)> {
+        let (_, name) = self.order.first_key_value()?;
+        let (_, until, _) = self.held.get(name)?;
+        Some((name.clone(), *until))
     }
 }
 
@@ -58,27 +66,22 @@ fn size(name: &str, held: &Held) -> usize {
 
 impl Results {
     /// Holds a result for `ttl`, within `max_total` bytes for all.
-    pub fn hold(&self, name: &str, held: Held, ttl: Duration, max_total: usize) {
+    pub fn hold(&self, name: &str, mut held: Held, ttl: Duration, max_total: usize) {
+        // It may be a small part of what was read with it, which is not counted and must not stay.
+        held.result = Bytes::copy_from_slice(&held.result);
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.remove(name);
         table.serial += 1;
         let serial = table.serial;
         table.bytes += size(name, &held);
-        table.held.insert(name.to_owned(), (held, Instant::now() + ttl, serial));
-        table.order.push_back((name.to_owned(), serial));
         let now = Instant::now();
-        while let Some((oldest, serial)) = table.order.front() {
-            let current = table.held.get(oldest).filter(|(_, _, current)| current == serial);
-            let gone = current.is_none_or(|(_, until, _)| *until <= now);
-            if !gone && table.bytes <= max_total {
+        table.held.insert(name.to_owned(), (held, now + ttl, serial));
+        table.order.insert(serial, name.to_owned());
+        while let Some((oldest, until)) = table.oldest() {
+            if until > now && table.bytes <= max_total {
                 break;
             }
-            let is_current = current.is_some();
-            if let Some((oldest, _)) = table.order.pop_front()
-                && is_current
-            {
-                table.remove(&oldest);
-            }
+            table.remove(&oldest);
         }
     }
 
@@ -141,6 +144,26 @@ mod tests {
         results.hold("a", held(&"x".repeat(100)), LONG, 30);
         assert!(results.get("a").is_none());
         assert_eq!(results.bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_is_held_anew_takes_one_place() {
+        let results = Results::default();
+        results.hold("a", held("{}"), LONG, 1000);
+        for _ in 0..1000 {
+            results.hold("b", held("{}"), LONG, 1000);
+        }
+        results.forget("a");
+        let table = results.table.lock().expect("whole");
+        assert_eq!((table.held.len(), table.order.len()), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_read_with_a_result_is_not_kept() {
+        let results = Results::default();
+        let read = Bytes::from(vec![b'x'; 1000]);
+        results.hold("a", Held { result: read.slice(..10), ..held("") }, LONG, 1000);
+        assert!(read.is_unique());
     }
 
     #[test]
