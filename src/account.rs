@@ -186,7 +186,7 @@ pub enum Outcome {
     ToolError,
     /// A JSON-RPC error of the upstream, or an HTTP status of 400 and up.
     RpcError,
-    /// Busy (section 4).
+    /// Busy: the upstream, or a limit here.
     Busy,
     /// Cancelled.
     Cancelled,

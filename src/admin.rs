@@ -3,16 +3,17 @@
 //! Asks for no credential: `Host` (on a loopback listener) and `Origin` are checked, so that a page in a browser on
 //! the same host can't ask.
 
-use std::{convert::Infallible, fmt, future::Ready, sync::Arc, task::Poll};
+use std::{convert::Infallible, fmt, sync::Arc, task::Poll};
 
 use arc_swap::ArcSwap;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 
 use crate::{
     account::metrics::Metrics,
     headers, proxy,
     relay::Body,
     server::{BadHead, Peer},
+    store::BoxFuture,
 };
 
 /// What OpenMetrics text is called.
@@ -62,21 +63,21 @@ impl Admin {
         self.shared.auth.store(Arc::new(auth.clone()));
     }
 
-    fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
+    async fn answer(&self, request: &Parts) -> Response<Body> {
         if let Some(refusal) = self.refusal(request) {
             return refusal;
         }
-        let answer = match request.uri().path() {
+        let answer = match request.uri.path() {
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => match (self.shared.readiness)() {
                 Ok(()) => text(StatusCode::OK, "ok\n"),
                 Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("{reason}\n")),
             },
-            "/metrics" => typed(StatusCode::OK, METRICS, &self.shared.metrics.encode()),
+            "/metrics" => typed(StatusCode::OK, METRICS, &self.shared.metrics.page().await),
             "/" => typed(StatusCode::OK, "text/html; charset=utf-8", PAGE),
             _ => return text(StatusCode::NOT_FOUND, "no such path\n"),
         };
-        if request.method() == Method::GET || request.method() == Method::HEAD {
+        if request.method == Method::GET || request.method == Method::HEAD {
             return answer;
         }
         let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
@@ -85,17 +86,17 @@ impl Admin {
     }
 
     /// As on the listener for nodes.
-    fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
+    fn refusal(&self, request: &Parts) -> Option<Response<Body>> {
         let loopback = self.shared.loopback;
         let auth = self.shared.auth.load();
-        let target = request.uri().authority().map(|authority| Some(authority.as_str()));
-        let hosts = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
+        let target = request.uri.authority().map(|authority| Some(authority.as_str()));
+        let hosts = request.headers.get_all(header::HOST).iter().map(|host| host.to_str().ok());
         let mut named = hosts.chain(target).peekable();
         let here = |name: Option<&str>| name.is_some_and(|name| headers::host_allowed(name, &auth.hosts));
         if loopback && (named.peek().is_none() || !named.all(here)) {
             return Some(text(StatusCode::MISDIRECTED_REQUEST, "this Host is not served here\n"));
         }
-        let allowed = headers::origin_allowed(request.headers(), &auth.origins, loopback);
+        let allowed = headers::origin_allowed(&request.headers, &auth.origins, loopback);
         (!allowed).then(|| text(StatusCode::FORBIDDEN, "this Origin may not ask\n"))
     }
 }
@@ -121,14 +122,16 @@ fn typed(status: StatusCode, content_type: &'static str, body: &str) -> Response
 impl<B> tower::Service<Request<B>> for Admin {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        std::future::ready(Ok(self.answer(&request)))
+        let admin = self.clone();
+        let (request, _) = request.into_parts();
+        Box::pin(async move { Ok(admin.answer(&request).await) })
     }
 }
 

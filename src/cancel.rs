@@ -6,7 +6,10 @@
 use std::{
     collections::{HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -43,6 +46,7 @@ pub struct Canceller {
     queue: mpsc::Sender<Notice>,
     resumes: Arc<Mutex<Resumes>>,
     open: watch::Sender<usize>,
+    dropped: Arc<AtomicUsize>,
 }
 
 /// Who waits for a resuming `GET`, and which have come.
@@ -89,6 +93,7 @@ impl Notice {
         canceller.open.send_modify(|open| *open += 1);
         if canceller.queue.try_send(self).is_err() {
             canceller.open.send_modify(|open| *open -= 1);
+            canceller.dropped.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("too many cancel notices wait, one is dropped");
         }
     }
@@ -117,7 +122,22 @@ impl Canceller {
         let resumes = Arc::<Mutex<Resumes>>::default();
         let open = watch::Sender::new(0);
         tokio::spawn(run(notices, resumes.clone(), open.clone()));
-        Self { queue, resumes, open }
+        Self { queue, resumes, open, dropped: Arc::default() }
+    }
+
+    /// Notices that wait to be sent or answered.
+    pub fn open(&self) -> usize {
+        *self.open.borrow()
+    }
+
+    /// Notices that wait for a node that may resume.
+    pub fn waiting(&self) -> usize {
+        lock(&self.resumes).waiting.len()
+    }
+
+    /// Notices that found no place.
+    pub fn dropped(&self) -> usize {
+        self.dropped.load(Ordering::Relaxed)
     }
 
     /// A node resumes: the notice about the stream that had this event id is not sent.
@@ -215,4 +235,57 @@ fn hash(id: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::Clock,
+        config::{Config, Flags},
+        store,
+    };
+
+    #[tokio::test]
+    async fn notices_beyond_what_may_wait_are_dropped_and_counted() {
+        // It is connected to, and answers nothing.
+        let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let text = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n", upstream.local_addr().unwrap());
+        let config = Config::from_text(&text, None, &Flags::default(), &|_| None).unwrap();
+        let settings = config.proxy_settings().unwrap();
+        let bounds = store::Bounds { max_keys: 1, max_result_bytes: 1 };
+        let store = Arc::new(store::Memory::new(bounds, Clock::system()));
+        let ledger = Ledger::start(store, settings.ledger.clone());
+        let canceller = Canceller::start();
+        let send = |n: usize| {
+            let notice = Notice {
+                canceller: canceller.clone(),
+                route: settings.routes["up"].clone(),
+                headers: HeaderMap::new(),
+                id: Id::string(&n.to_string()),
+                scope: Scope { upstream: "up".into(), principal: None, session: None, host: None },
+                event_ids: Vec::new(),
+                retry: Duration::ZERO,
+                now: true,
+                ledger: ledger.clone(),
+            };
+            notice.send();
+        };
+        let mut sent = 0;
+        while canceller.dropped() == 0 {
+            (0..QUEUE / 2).for_each(send);
+            sent += QUEUE / 2;
+            // The task takes up what it may.
+            for _ in 0..2 * TAKEN_UP {
+                tokio::task::yield_now().await;
+            }
+        }
+        // One more is in its hands.
+        assert!(
+            (TAKEN_UP + QUEUE..=TAKEN_UP + QUEUE + 1).contains(&canceller.open()),
+            "{}",
+            canceller.open()
+        );
+        assert_eq!(canceller.open() + canceller.dropped(), sent);
+    }
 }

@@ -11,6 +11,7 @@
 //! The claim is not atomic with the upstream's effect: who closes that gap is said by the retry class.
 
 pub mod entry;
+mod gauges;
 #[cfg(test)]
 mod model;
 mod parked;
@@ -23,7 +24,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -50,7 +51,7 @@ use crate::{
     inflight::{Running, Scope},
     listing,
     message::{Era, Id, answer::Progress},
-    store::{self, BoxFuture, MAX_VALUE, Name, Store, Table, View, Write, update_with},
+    store::{self, BoxFuture, MAX_VALUE, Name, Store, Table, Usage, View, Write, update_with},
 };
 
 /// How long a claim stands without renewal: a sidecar that died blocks its keys for no longer.
@@ -105,6 +106,10 @@ pub struct Ledger {
     leases: Mutex<HashMap<String, Lease>>,
     parked: Mutex<parked::Parked>,
     away: AtomicBool,
+    /// Ends that found no place to be settled.
+    unsettled: AtomicUsize,
+    /// What the store's tables held when somebody last asked.
+    usage: Mutex<Vec<(Table, Usage)>>,
 }
 
 /// What all that share the store share. Its `Debug` prints nothing of it.
@@ -164,6 +169,8 @@ impl Ledger {
             leases: Mutex::default(),
             parked: Mutex::default(),
             away: AtomicBool::new(false),
+            unsettled: AtomicUsize::new(0),
+            usage: Mutex::default(),
         });
         tokio::spawn(settle::run(Arc::downgrade(&ledger), settles));
         tokio::spawn(settle::renew(Arc::downgrade(&ledger)));
@@ -590,6 +597,7 @@ impl Claim {
     /// Hands the end to the settling task. If that is full the lease runs out by itself.
     fn hand_over(&self, finish: Finish) {
         if self.ledger.settling.try_send(Settle::Finish(finish)).is_err() {
+            self.ledger.unsettled.fetch_add(1, Ordering::Relaxed);
             tracing::error!(reason = "commit_failed", "too many calls wait for the state store");
             self.ledger.unlease(&self.owner);
         }

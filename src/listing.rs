@@ -198,6 +198,17 @@ pub(crate) fn read(answer: &[u8]) -> (Vec<Tool>, Vec<String>) {
 }
 
 impl Listing {
+    /// How many tools are known, of all upstreams.
+    pub fn len(&self) -> usize {
+        let upstreams = self.upstreams.read().unwrap_or_else(PoisonError::into_inner);
+        upstreams.values().map(BTreeMap::len).sum()
+    }
+
+    /// None is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Takes the answer to a `tools/list` of this upstream, or one page of it; any other bytes change nothing. Gives
     /// the tools that are new or have changed, to be stored.
     ///

@@ -7,6 +7,7 @@
 mod admit;
 mod answer;
 mod forward;
+mod gauges;
 mod keyed;
 mod learn;
 mod listen;
@@ -141,11 +142,6 @@ impl Sidecar {
     /// The settings that new exchanges begin with.
     pub fn settings(&self) -> Arc<Settings> {
         self.settings.load_full()
-    }
-
-    /// Bytes held now in queues and for whole bodies.
-    pub fn buffered(&self) -> usize {
-        self.held.taken()
     }
 
     /// Whether a drain has begun.

@@ -230,6 +230,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// See [`Error`].
     fn usage(&self, table: Table) -> BoxFuture<'_, Result<Usage, Error>>;
 
+    /// How many questions wait for it in this process, where they wait in a queue.
+    fn waiting(&self) -> usize {
+        0
+    }
+
     /// Whether it answers now, and takes writes as far as it knows.
     ///
     /// # Errors

@@ -108,6 +108,11 @@ impl Upstream {
         Self { host: host(&settings.url), settings, pool }
     }
 
+    /// Connections that are kept: idle ones, and those that requests share.
+    pub fn connections(&self) -> usize {
+        self.pool.len()
+    }
+
     /// Its settings.
     pub fn settings(&self) -> &Settings {
         &self.settings

@@ -10,11 +10,12 @@ use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
 use support::{
-    BOUND, Client, Gate, Post, Sidecar, Upstream,
+    Client, Gate, Post, Sidecar, Upstream,
     http::Response,
+    keyed,
     mcp::{call, progress, result},
+    redis::Redis,
 };
-use tokio::time::Instant;
 
 fn get(path: &str) -> Post {
     let mut get = Post::new("").at(path).without("Content-Type");
@@ -29,18 +30,6 @@ fn ask(sidecar: &Sidecar, post: &Post) -> Response {
 /// The value of a sample, its labels as they are written.
 fn sample(page: &str, name: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
-}
-
-/// Waits until the metrics page says so.
-fn wait_metric(sidecar: &Sidecar, name: &str, value: f64) {
-    let end = Instant::now() + BOUND;
-    loop {
-        let page = ask(sidecar, &get("/metrics")).text();
-        if sample(&page, name) == Some(value) {
-            return;
-        }
-        assert!(Instant::now() < end, "waited for {name} {value} in:\n{page}");
-    }
 }
 
 #[test]
@@ -196,13 +185,13 @@ fn metrics_count_exchanges_by_upstream_and_outcome() {
     }
     client.ask(&call(1).at("/other-path"));
     for (labels, count) in [
-        (r#"upstream="up",outcome="ok""#, 2.0),
-        (r#"upstream="up",outcome="busy""#, 1.0),
-        (r#"upstream="up",outcome="rpc_error""#, 1.0),
-        (r#"upstream="up",outcome="refused""#, 3.0),
-        (r#"upstream="",outcome="refused""#, 1.0),
+        (r#"upstream="up",outcome="ok""#, 2),
+        (r#"upstream="up",outcome="busy""#, 1),
+        (r#"upstream="up",outcome="rpc_error""#, 1),
+        (r#"upstream="up",outcome="refused""#, 3),
+        (r#"upstream="",outcome="refused""#, 1),
     ] {
-        wait_metric(&sidecar, &format!("mcp_sidecar_exchanges_total{{{labels}}}"), count);
+        sidecar.wait_metric(&format!("mcp_sidecar_exchanges_total{{{labels}}}"), |value| value == count);
     }
     let page = ask(&sidecar, &get("/metrics")).text();
     assert!(page.ends_with("# EOF\n"), "{page}");
@@ -221,19 +210,19 @@ fn gauges_show_what_is_open_now() {
         reply.hang();
     });
     let sidecar = Sidecar::before(&upstream);
-    wait_metric(&sidecar, "mcp_sidecar_connections", 0.0);
+    sidecar.wait_metric("mcp_sidecar_connections", |value| value == 0);
     let clients: Vec<_> = (0..3).map(|_| sidecar.client()).collect();
-    wait_metric(&sidecar, "mcp_sidecar_connections", 3.0);
-    wait_metric(&sidecar, "mcp_sidecar_exchanges_in_flight", 0.0);
+    sidecar.wait_metric("mcp_sidecar_connections", |value| value == 3);
+    sidecar.wait_metric("mcp_sidecar_exchanges_in_flight", |value| value == 0);
     for client in &clients {
         client.send(&call(1));
         client.events(1);
     }
-    wait_metric(&sidecar, "mcp_sidecar_exchanges_in_flight", 3.0);
+    sidecar.wait_metric("mcp_sidecar_exchanges_in_flight", |value| value == 3);
     drop(clients);
-    wait_metric(&sidecar, "mcp_sidecar_exchanges_in_flight", 0.0);
-    wait_metric(&sidecar, "mcp_sidecar_connections", 0.0);
-    wait_metric(&sidecar, "mcp_sidecar_buffered_bytes", 0.0);
+    sidecar.wait_metric("mcp_sidecar_exchanges_in_flight", |value| value == 0);
+    sidecar.wait_metric("mcp_sidecar_connections", |value| value == 0);
+    sidecar.wait_metric("mcp_sidecar_buffered_bytes", |value| value == 0);
 }
 
 /// What waits for a node that does not read is in the gauge of held bytes.
@@ -254,14 +243,178 @@ fn held_bytes_are_shown_while_they_are_held() {
     let sidecar = Sidecar::before(&upstream);
     let client = sidecar.client();
     client.send(&call(1));
-    let end = Instant::now() + BOUND;
-    loop {
-        let page = ask(&sidecar, &get("/metrics")).text();
-        if sample(&page, "mcp_sidecar_buffered_bytes").unwrap() >= f64::from(4 << 20) {
-            break;
-        }
-        assert!(Instant::now() < end, "{page}");
-    }
+    sidecar.wait_metric("mcp_sidecar_buffered_bytes", |bytes| bytes >= 4 << 20);
     client.close();
-    wait_metric(&sidecar, "mcp_sidecar_buffered_bytes", 0.0);
+    sidecar.wait_metric("mcp_sidecar_buffered_bytes", |value| value == 0);
+}
+
+/// Every bound that a sidecar has, at what it holds at rest.
+const AT_REST: [&str; 16] = [
+    "connections",
+    "exchanges_in_flight",
+    "calls",
+    "streams",
+    "buffered_bytes",
+    "detached_messages",
+    "sessions",
+    "tools",
+    "cancel_notices",
+    "cancel_notices_waiting",
+    "settling",
+    "leases",
+    "parked_calls",
+    "result_bytes",
+    "store_queue",
+    "store_away",
+];
+
+fn named(name: &str) -> String {
+    format!("mcp_sidecar_{name}")
+}
+
+#[test]
+fn each_bound_shows_what_is_held_of_it_and_that_it_is_left_again() {
+    let gate = Gate::new();
+    let pass = gate.clone();
+    let upstream = Upstream::start(move |request, reply| {
+        if request.method() == "GET" {
+            reply.sse(&[]);
+            return reply.hang();
+        }
+        match keyed::method(request).as_deref() {
+            Some("initialize") => reply.json(
+                200,
+                &[("Mcp-Session-Id", "sess-A")],
+                &keyed::result(request, r#"{"protocolVersion":"2025-11-25"}"#),
+            ),
+            Some("tools/list") => {
+                let listing = keyed::listing(&keyed::TOOLS).to_string();
+                reply.json(200, &[], &keyed::result(request, &listing));
+            }
+            Some("tools/call") => {
+                pass.pass();
+                reply.json(200, &[], &keyed::done(request, 0));
+            }
+            _ if request.method() == "DELETE" => reply.head(204, &[]),
+            _ => {
+                pass.pass();
+                reply.head(202, &[("Content-Length", "0")]);
+            }
+        }
+    });
+    let sidecar =
+        Sidecar::with_config(&format!("state = \"memory:\"\n[upstreams.up]\nurl = \"{}\"\n", upstream.url()));
+    AT_REST.iter().for_each(|name| sidecar.wait_metric(&named(name), |value| value == 0));
+    let is = |name: &str, value: usize| sidecar.wait_metric(&named(name), |now| now == value);
+    let keys = r#"store_records{table="keys"}"#;
+    is(keys, 0);
+    is("admin_connections", 1);
+
+    let node = sidecar.client();
+    let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"n","version":"1"}}}"#;
+    assert_eq!(node.ask(&Post::new(initialize).at("/up")).status(), 200);
+    is("sessions", 1);
+    assert_eq!(node.ask(&keyed::list_post("{}").at("/up")).status(), 200);
+    is("tools", keyed::TOOLS.len());
+    is(r#"upstream_connections{upstream="up"}"#, 1);
+
+    let streams: Vec<_> = (0..2).map(|_| sidecar.client()).collect();
+    for stream in &streams {
+        stream.send(&Post::get().at("/up"));
+        stream.head();
+    }
+    is("streams", 2);
+    let keyed_call = keyed::Call::of("charge").key("one").post().at("/up");
+    let calls = [keyed_call, call(2).at("/up")];
+    let nodes = calls.map(|call| {
+        let node = sidecar.client();
+        node.send(&call);
+        node
+    });
+    let note = sidecar.client();
+    note.send(&Post::legacy(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).at("/up"));
+    is("calls", 2);
+    is(r#"upstream_calls{upstream="up"}"#, 2);
+    is("detached_messages", 1);
+    is("leases", 1);
+    is(keys, 1);
+    (0..3).for_each(|_| gate.open());
+    nodes.iter().for_each(|node| assert_eq!(node.response().status(), 200));
+    assert_eq!(note.response().status(), 202);
+    drop(streams);
+    assert_eq!(node.ask(&Post::delete().at("/up")).status(), 204);
+    drop((node, nodes, note));
+    // What is known is kept.
+    let bytes = sidecar.metric(&named("result_bytes"));
+    assert!(bytes > 0 && sidecar.metric(&named(r#"store_bytes{table="keys"}"#)) > 0);
+    is(keys, 1);
+    for name in AT_REST.iter().filter(|name| !["tools", "result_bytes"].contains(name)) {
+        is(name, 0);
+    }
+}
+
+#[test]
+fn notices_and_calls_that_wait_for_a_node_are_shown_while_they_wait() {
+    let gate = Gate::new();
+    let pass = gate.clone();
+    let upstream = Upstream::start(move |request, reply| {
+        if keyed::method(request).as_deref() == Some("notifications/cancelled") {
+            pass.pass();
+            return reply.head(202, &[("Content-Length", "0")]);
+        }
+        reply.sse(&[]);
+        if keyed::key(request).as_deref() == Some("ends") {
+            reply.chunk("id: 1\ndata:\n\n");
+            return reply.end();
+        }
+        if keyed::key(request).as_deref() == Some("told") {
+            reply.chunk("id: 1\ndata:\n\n");
+        } else {
+            reply.event(&progress(1, 1));
+        }
+        reply.hang();
+    });
+    let sidecar = Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\nlegacy_disconnect = \"cancel\"\n",
+        upstream.url()
+    ));
+    let is = |name: &str, value: usize| sidecar.wait_metric(&named(name), |now| now == value);
+    let begin = |key: &str| {
+        let node = sidecar.client();
+        node.send(&keyed::Call::of("t").legacy().id(format!("\"{key}\"")).key(key).post());
+        node.events(1);
+        node
+    };
+    drop(begin("ends"));
+    is("parked_calls", 1);
+    drop(begin("told"));
+    is("parked_calls", 2);
+    is("cancel_notices_waiting", 1);
+    is("cancel_notices", 0);
+    drop(begin("left"));
+    is("cancel_notices", 1);
+    gate.open();
+    is("cancel_notices", 0);
+    // Its time to resume is over.
+    is("cancel_notices_waiting", 0);
+    is("cancel_notices", 1);
+    gate.open();
+    is("cancel_notices", 0);
+    is("parked_calls", 1);
+    assert_eq!(sidecar.metric("mcp_sidecar_cancel_notices_dropped_total"), 0);
+}
+
+#[test]
+fn a_store_that_is_away_is_shown_and_does_not_hold_up_the_page() {
+    let upstream = Upstream::json(result(1));
+    let mut redis = Redis::start();
+    let sidecar = Sidecar::with_flags(&["--upstream", &upstream.url(), "--state", &redis.state()]);
+    let keys = named(r#"store_records{table="keys"}"#);
+    sidecar.wait_metric(&keys, |keys| keys == 0);
+    redis.kill();
+    sidecar.wait_metric(&named("store_away"), |away| away == 1);
+    assert_eq!(sidecar.sample(&keys), None, "nobody knows");
+    redis.start_again();
+    sidecar.wait_metric(&named("store_away"), |away| away == 0);
+    assert_eq!(sidecar.metric(&keys), 0);
 }

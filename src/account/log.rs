@@ -17,7 +17,11 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::{Record, metrics::Metrics, shape};
+use super::{
+    Record,
+    metrics::{Kind, Metrics},
+    shape,
+};
 
 /// How long [`Writer::close`] waits for an output that takes nothing.
 pub const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -173,6 +177,18 @@ impl Sink {
                 state.reopen = true;
                 shared.wake.notify_one();
             }
+        }
+    }
+
+    /// Has `metrics` show how much waits for the output.
+    pub fn show_in(&self, metrics: &Metrics) {
+        if let Target::Buffer(shared) = &self.target {
+            let shared = Arc::clone(shared);
+            let help = "Bytes of access-log lines that wait for the output.";
+            metrics.measure(Kind::Gauge, "log_buffer_bytes", help, move || {
+                let state = shared.lock();
+                state.lines.len() + state.writing
+            });
         }
     }
 

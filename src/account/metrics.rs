@@ -3,10 +3,9 @@
 //! Every label value is bounded: names of upstreams come from the configuration, all others from enums. Nothing
 //! that a node or an upstream sends becomes a label.
 
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+mod measured;
+
+use std::sync::Arc;
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
@@ -14,6 +13,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+pub use self::measured::{Kind, Look};
+use self::measured::{Measured, Measures};
 use super::Record;
 
 /// Every metric of one sidecar. Names begin with `mcp_sidecar_`, counters end with `_total`.
@@ -25,36 +26,18 @@ pub struct Metrics {
     pub log_lines_dropped: Counter,
     /// Nodes' connections that are open.
     pub connections: Gauge,
-    /// Bytes held in queues and for bodies that are held whole.
-    pub buffered_bytes: Gauge,
+    /// Connections to the admin listener that are open.
+    pub admin_connections: Gauge,
     /// `oz0/` members cut out of upstreams' results because only the sidecar may say them.
     pub forged_members: Counter,
     /// Progress events that a newer one replaced.
     pub progress_coalesced: Counter,
     /// Progress events dropped.
     pub progress_dropped: Counter,
-    measures: Measures,
+    measures: Arc<Measures>,
     exchanges: Family<ExchangeLabels, Counter>,
     durations: Family<UpstreamLabel, Histogram, fn() -> Histogram>,
     registry: Registry,
-}
-
-/// What sets gauges before they are shown.
-#[derive(Default)]
-struct Measures(Mutex<Vec<Measure>>);
-
-type Measure = Box<dyn Fn(&Metrics) + Send + Sync>;
-
-impl Measures {
-    fn lock(&self) -> MutexGuard<'_, Vec<Measure>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Measures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Measures").field(&self.lock().len()).finish()
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,11 +58,11 @@ impl Metrics {
             in_flight: Gauge::default(),
             log_lines_dropped: Counter::default(),
             connections: Gauge::default(),
-            buffered_bytes: Gauge::default(),
+            admin_connections: Gauge::default(),
             forged_members: Counter::default(),
             progress_coalesced: Counter::default(),
             progress_dropped: Counter::default(),
-            measures: Measures::default(),
+            measures: Arc::default(),
             exchanges: Family::default(),
             durations: Family::new_with_constructor(duration_histogram),
             registry: Registry::with_prefix("mcp_sidecar"),
@@ -112,9 +95,9 @@ impl Metrics {
         );
         registry.register("connections", "Open connections of nodes", self.connections.clone());
         registry.register(
-            "buffered_bytes",
-            "Bytes held in queues and for whole bodies",
-            self.buffered_bytes.clone(),
+            "admin_connections",
+            "Open connections to the admin listener",
+            self.admin_connections.clone(),
         );
         registry.register(
             "forged_members",
@@ -127,6 +110,7 @@ impl Metrics {
             self.progress_coalesced.clone(),
         );
         registry.register("progress_dropped", "Progress events dropped", self.progress_dropped.clone());
+        registry.register_collector(Box::new(Arc::clone(&self.measures)));
     }
 
     /// Counts an exchange that ended. One that reached no upstream counts under the empty name.
@@ -142,14 +126,42 @@ impl Metrics {
         self.progress_dropped.inc_by(record.progress_dropped.unwrap_or(0));
     }
 
-    /// Has `measure` set gauges each time before they are shown: for what is counted elsewhere anyway.
-    pub fn measure(&self, measure: impl Fn(&Self) + Send + Sync + 'static) {
-        self.measures.lock().push(Box::new(measure));
+    /// Shows what `read` says each time: for what is counted elsewhere anyway. `help` is one sentence.
+    pub fn measure(
+        &self,
+        kind: Kind,
+        name: &'static str,
+        help: &'static str,
+        read: impl Fn() -> usize + Send + Sync + 'static,
+    ) {
+        self.measures.add(Measured::one(kind, name, help, read));
     }
 
-    /// The OpenMetrics text.
+    /// The same of several, by their label, whose values must be few.
+    pub fn measure_each(
+        &self,
+        kind: Kind,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        read: impl Fn() -> Vec<(String, usize)> + Send + Sync + 'static,
+    ) {
+        self.measures.add(Measured::each(kind, name, help, label, read));
+    }
+
+    /// Has `look` find out, each time before the page is shown, what a measure then reads.
+    pub fn look_first(&self, look: impl Fn() -> Look + Send + Sync + 'static) {
+        self.measures.look_first(look);
+    }
+
+    /// The OpenMetrics text of what is known now.
+    pub async fn page(&self) -> String {
+        self.measures.look().await;
+        self.encode()
+    }
+
+    /// The same without a look at what is kept elsewhere.
     pub fn encode(&self) -> String {
-        self.measures.lock().iter().for_each(|measure| measure(self));
         let mut page = String::new();
         // Only the String could fail, and it takes everything.
         let _ = text::encode(&mut page, &self.registry);

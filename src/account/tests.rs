@@ -260,7 +260,6 @@ fn an_ended_account_is_counted_by_upstream_and_outcome() {
         "mcp_sidecar_progress_coalesced_total 5",
         "mcp_sidecar_log_lines_dropped_total 0",
         "mcp_sidecar_connections 0",
-        "mcp_sidecar_buffered_bytes 0",
         "mcp_sidecar_forged_members_total 0",
     ] {
         assert!(page.contains(row), "{row} in {page}");

@@ -98,12 +98,9 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level:
     announce(reloader.current(), listener.address(), admin_listener.as_ref().map(Listener::address));
 
     let sidecar = Sidecar::new(settings, Arc::clone(&ledger), sink.clone(), Clock::system());
-    let held = Arc::downgrade(&sidecar);
-    metrics.measure(move |metrics| {
-        // It is gone only when the process is about to be.
-        let bytes = held.upgrade().map_or(0, |sidecar| sidecar.buffered());
-        metrics.buffered_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    });
+    sidecar.show_in(&metrics);
+    ledger.show_in(&metrics);
+    sink.show_in(&metrics);
     let admin = admin_listener.map(|listener| {
         serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
     });
@@ -245,13 +242,14 @@ fn serve_admin(listener: Listener, config: &Config, metrics: Arc<Metrics>, sidec
         () if sidecar.is_store_away() => Err("the state store is away"),
         () => Ok(()),
     };
-    let admin = Admin::new(metrics, Box::new(ready), listener.address().is_loopback());
+    let admin = Admin::new(Arc::clone(&metrics), Box::new(ready), listener.address().is_loopback());
     admin.allow(&auth);
     let limits = server::Limits { connections: ADMIN_CONNECTIONS, ..config.connections.clone() };
     let (settings, fixed) = watch::channel(Arc::new(server::Settings { limits, tls: None }));
     let service = admin.clone();
     tokio::spawn(async move {
-        server::run(listener, fixed, service, admin::refuse, &Gauge::default(), std::future::pending()).await;
+        let (open, never) = (&metrics.admin_connections, std::future::pending());
+        server::run(listener, fixed, service, admin::refuse, open, never).await;
         drop(settings);
     });
     admin

@@ -46,6 +46,11 @@ impl Parked {
         let_go
     }
 
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
     /// Takes one out.
     pub(super) fn take(&mut self, scope: &Scope, id: &Id) -> Option<Waiting> {
         if self.calls.is_empty() {

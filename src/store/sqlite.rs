@@ -99,6 +99,10 @@ impl Store for Sqlite {
         Box::pin(self.ask(move |reply| Job::Usage { table, reply }))
     }
 
+    fn waiting(&self) -> usize {
+        QUEUE - self.jobs.capacity()
+    }
+
     fn ping(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(self.ask(|reply| Job::Ping { reply }))
     }

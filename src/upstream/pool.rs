@@ -197,6 +197,12 @@ impl Pool {
         state.swept
     }
 
+    /// How many are kept: an HTTP/1.1 connection that carries an exchange belongs to that.
+    pub(super) fn len(&self) -> usize {
+        let state = self.lock();
+        state.idle.len() + state.shared.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

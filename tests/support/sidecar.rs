@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 use super::{
     BOUND, Client, Process, Upstream,
@@ -114,6 +115,11 @@ impl Sidecar {
         self.process.stderr.find(text, |line| line.contains(text).then(|| line.to_owned()))
     }
 
+    /// Waits until `count` lines on stderr contain `text`.
+    pub fn wait_said(&self, text: &str, count: usize) {
+        self.process.stderr.find_all(text, count);
+    }
+
     /// A request of the admin listener.
     pub fn admin(&self, method: &str, path: &str) -> Response {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
@@ -124,6 +130,27 @@ impl Sidecar {
         let head = Head::read(&bytes).unwrap();
         let body = Body::read(&head, &bytes[head.len..], true).bytes;
         Response { head, body }
+    }
+
+    /// The value of a sample of the metrics page, its labels as they are written; none that is not shown.
+    pub fn sample(&self, name: &str) -> Option<f64> {
+        let page = self.admin("GET", "/metrics").text();
+        page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// The value of a sample that counts something.
+    pub fn metric(&self, name: &str) -> usize {
+        let value = self.sample(name).unwrap_or_else(|| panic!("no {name}"));
+        format!("{value}").parse().unwrap_or_else(|_| panic!("{name} is {value}"))
+    }
+
+    /// Waits until a sample is as `wanted`.
+    pub fn wait_metric(&self, name: &str, wanted: impl Fn(usize) -> bool) {
+        let end = Instant::now() + BOUND;
+        while !wanted(self.metric(name)) {
+            assert!(Instant::now() < end, "{name} is {}", self.metric(name));
+            std::thread::yield_now();
+        }
     }
 
     pub fn pid(&self) -> u32 {
