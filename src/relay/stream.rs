@@ -50,8 +50,10 @@ use crate::{
 
 /// After the final response of a modern stream the upstream has this long to end it.
 const LINGER: Duration = Duration::from_millis(500);
-/// Chunks that the pump takes before it lets others run.
+/// Chunks that the pump takes before it lets others run ...
 const CHUNKS: usize = 32;
+/// ... or bytes: of many floods each has its turn, and whoever is behind them waits for all of those.
+const TURN: usize = 64 * 1024;
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
 const PIECE: usize = 256;
 /// More than a piece can decode to.
@@ -486,7 +488,11 @@ impl Pump {
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) {
+        let mut taken = 0;
         for _ in 0..CHUNKS {
+            if taken >= TURN {
+                break;
+            }
             let ends = self.closing.is_some() && !self.heals();
             let goes_on = self.poll_settled(cx).is_ready() && (ends || self.deliver(cx));
             if !goes_on {
@@ -514,7 +520,10 @@ impl Pump {
                 Poll::Pending => self.assembly.poll_starved(cx),
             }
             match chunk {
-                Poll::Ready(Some(Ok(chunk))) => self.closing = self.take(chunk).err().map(Closing::Unfit),
+                Poll::Ready(Some(Ok(chunk))) => {
+                    taken += chunk.len();
+                    self.closing = self.take(chunk).err().map(Closing::Unfit);
+                }
                 Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
                 Poll::Pending => return self.flush(),
