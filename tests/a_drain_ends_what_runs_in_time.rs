@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
@@ -90,6 +90,8 @@ fn what_runs_may_finish_what_only_listens_ends_at_once_and_the_rest_is_cut_at_th
     let (get, listening) = (open(&sidecar, &Post::get()), open(&sidecar, &listen()));
     let brief = open(&sidecar, &call(2));
     let (endless, modern) = (open(&sidecar, &call(3)), open(&sidecar, &modern_call("\"m\"")));
+    // Connections on which nothing is asked hold up no end.
+    let (unused, http2) = (sidecar.client(), Node::connect(&sidecar.listen));
     let begun = begin(&sidecar);
     for stream in [&get, &listening] {
         // With its terminator, and without a word.
@@ -109,6 +111,8 @@ fn what_runs_may_finish_what_only_listens_ends_at_once_and_the_rest_is_cut_at_th
     }
     assert!(sidecar.wait_exit().success());
     assert!(begun.elapsed() < LATE, "{:?}", begun.elapsed());
+    unused.closed();
+    drop(http2);
     (0..5).for_each(|number| drop(upstream.wait_closed(number)));
     let lines = sidecar.lines();
     assert_eq!(lines.len(), 5, "{lines:?}");
@@ -294,8 +298,8 @@ fn a_node_that_does_not_read_holds_it_up_no_longer_than_its_limit() {
     let mut sidecar = sidecar(&upstream, "300ms");
     let node = Client::stalled(&sidecar.listen, Some(4096));
     node.send(&call(1));
-    upstream.wait_request(0);
-    thread::sleep(Duration::from_millis(300));
+    // Its queue is full.
+    sidecar.wait_metric("mcp_sidecar_buffered_bytes", |bytes| bytes >= 800_000);
     let begun = begin(&sidecar);
     assert!(sidecar.wait_exit().success());
     assert!(begun.elapsed() < LATE, "{:?}", begun.elapsed());

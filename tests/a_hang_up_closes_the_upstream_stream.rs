@@ -10,6 +10,7 @@ use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
     http2::{self, Node},
     mcp::{call, modern_call, progress, result},
+    tls::{self, Authority},
     upstream::Reply,
 };
 use tokio::time::Instant;
@@ -201,6 +202,40 @@ fn over_tls_upstream() {
             let closed = upstream.wait_closed(number).closed.unwrap();
             assert!(closed.saturating_duration_since(left) < AT_ONCE, "{phase:?} {way:?}");
             is_cancelled(&sidecar, number);
+        }
+    }
+}
+
+#[test]
+fn of_a_node_over_tls_too_whatever_it_left_unread() {
+    let authority = Authority::new();
+    let folder = tempfile::tempdir().unwrap();
+    authority.issue().write(folder.path(), "server");
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let tls = format!("[tls]\ncert = \"{}\"\nkey = \"{}\"\n", file("server.pem"), file("server.key"));
+    for phase in [Phase::BeforeTheHead, Phase::WithJsonPending, Phase::OnASilentStream] {
+        let reached = Gate::new();
+        let upstream = Upstream::start(upstream_in(phase, &reached));
+        let sidecar = Sidecar::with_config(&(tls.clone() + &config(&upstream, "")));
+        let mut count = 0;
+        for extra in ["", "P", &String::from_utf8(brief(2).bytes("localhost")).unwrap()] {
+            for way in ["notify and fin", "fin", "rst"] {
+                let mut node = tls::Node::connect(&sidecar.listen, &authority);
+                node.send(&modern_call(1));
+                reached.pass();
+                node.write(extra);
+                let left = Instant::now();
+                match way {
+                    "notify and fin" => node.close(),
+                    "fin" => drop(node),
+                    _ => node.reset(),
+                }
+                let closed = upstream.wait_closed(count).closed.unwrap();
+                assert!(closed.saturating_duration_since(left) < AT_ONCE, "{phase:?} {way} {extra}");
+                is_cancelled(&sidecar, count);
+                count += 1;
+                assert_eq!(upstream.count(), count, "{phase:?} {way} {extra}");
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
 //! A reload takes new settings for what begins after it; what is in flight goes on under what it
-//! began with, also when its upstream is gone, except calls that the new policy denies (section 8: they are told
+//! began with, also when its upstream is gone, except calls that the new policy denies (they are told
 //! `policy`, and a legacy server is told too). Section 10: a call that the policy denies is answered and not sent.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
@@ -8,13 +8,16 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::{
+        RwLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     thread,
 };
 
 use serde_json::{Value, json};
 use support::{
-    BOUND, Client, Gate, Post, Request, Sidecar, Upstream,
+    BOUND, Client, Gate, Over, Post, Request, Sidecar, Upstream,
     http::Response,
     mcp::{MODERN, progress, result},
     sse,
@@ -34,19 +37,11 @@ fn with_file(text: &str) -> (Sidecar, PathBuf) {
 }
 
 /// Waits until stderr has `count` lines that contain `text`.
-fn wait_said(sidecar: &Sidecar, text: &str, count: usize) {
-    let end = Instant::now() + BOUND;
-    while sidecar.stderr().matches(text).count() < count {
-        assert!(Instant::now() < end, "not said {count} times: {text}\n{}", sidecar.stderr());
-        thread::sleep(std::time::Duration::from_millis(5));
-    }
-}
-
 /// Reloads and waits until it is done, the `number`th time.
 fn reload(sidecar: &Sidecar, file: &Path, text: &str, number: usize) {
     replace(file, text);
     sidecar.signal("HUP");
-    wait_said(sidecar, "configuration reloaded", number);
+    sidecar.wait_said("configuration reloaded", number);
 }
 
 fn table(name: &str, upstream: &Upstream, more: &str) -> String {
@@ -296,26 +291,40 @@ fn a_policy_that_changes_under_load_lets_nothing_through_afterwards() {
     let tables = |policy: &str| table("mcp", &upstream, policy);
     let (sidecar, file) = with_file(&tables(""));
     let done = AtomicBool::new(false);
+    // Whether the policy is known to deny: calls that begin then say so. It changes only between calls.
+    let denies = RwLock::new(false);
     thread::scope(|scope| {
+        let over = Over(&done);
         for worker in 0..4 {
-            let (sidecar, done) = (&sidecar, &done);
+            let (sidecar, done, denies) = (&sidecar, &done, &denies);
             scope.spawn(move || {
                 let client = sidecar.client();
                 while !done.load(Ordering::Relaxed) {
-                    let answer = client.ask(&call(worker, "pay"));
-                    assert!(answer.text() == result(worker) || answer.json()["error"]["code"] == 1403);
+                    let denies = denies.read().unwrap();
+                    let post = call(worker, "pay");
+                    let post = if *denies { post.field("X-Denied", "1") } else { post };
+                    let answer = client.ask(&post);
+                    drop(denies);
+                    let is_denied = answer.json()["error"]["code"] == 1403;
+                    assert!(is_denied || answer.text() == result(worker), "{}", answer.text());
                 }
             });
         }
         for turn in 0..10 {
             reload(&sidecar, &file, &tables("policy.deny = [\"pay\"]"), 2 * turn + 1);
-            let before = upstream.count();
-            denied(&sidecar.client().ask(&call(9, "pay")).json(), 9, "not_sent");
-            assert!(upstream.count() <= before + 4, "what was on its way may still arrive, and no more");
+            *denies.write().unwrap() = true;
+            for _ in 0..5 {
+                let post = call(9, "pay").field("X-Denied", "1");
+                denied(&sidecar.client().ask(&post).json(), 9, "not_sent");
+            }
+            *denies.write().unwrap() = false;
             reload(&sidecar, &file, &tables(""), 2 * turn + 2);
         }
-        done.store(true, Ordering::Relaxed);
+        drop(over);
     });
+    let denied = |request: &&Request| request.head.field("x-denied").is_some();
+    assert_eq!(upstream.requests().iter().filter(denied).count(), 0);
+    assert!(upstream.count() > 0);
 }
 
 #[test]
@@ -394,6 +403,24 @@ fn what_waits_for_a_restart_is_named_and_the_rest_holds() {
     assert_eq!(sidecar.client().ask(&Post::legacy(" ".repeat(2048))).status(), 413);
     assert_eq!(sidecar.admin("GET", "/healthz").status(), 200);
     assert!(!sidecar.folder().path().join("other.db").exists());
+    // The bounds of the store, which was opened with them; those of results in memory follow.
+    reload(
+        &sidecar,
+        &file,
+        &text(ports, "[ledger]\nmax_keys = 2\nmax_total = \"1MiB\"\nmax_result = \"1KiB\"\n"),
+        2,
+    );
+    let said = |key: &str| {
+        let stderr = sidecar.stderr();
+        let lines = stderr.lines().filter(|line| line.contains("takes effect at a restart"));
+        lines.filter(|line| line.contains(&format!("\"{key}\""))).count()
+    };
+    assert_eq!((said("ledger.max_keys"), said("ledger.max_total")), (1, 0));
+    let stored = "[ledger]\nmax_keys = 1000000\nmax_total = \"2MiB\"\nresults = \"store\"\n";
+    reload(&sidecar, &file, &text(ports, stored), 3);
+    assert_eq!((said("ledger.max_keys"), said("ledger.max_total")), (1, 1));
+    reload(&sidecar, &file, &text(ports, "[ledger]\nmax_total = \"64MiB\"\nresults = \"store\"\n"), 4);
+    assert_eq!(sidecar.stderr().matches("takes effect at a restart").count(), 5);
 }
 
 #[test]
@@ -450,6 +477,7 @@ fn readiness_and_life_are_told_the_same_through_reloads() {
     let (sidecar, file) = with_file(&table("mcp", &upstream, ""));
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let over = Over(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for path in ["/healthz", "/readyz"] {
@@ -463,7 +491,7 @@ fn readiness_and_life_are_told_the_same_through_reloads() {
         replace(&file, "nonsense = 1\n");
         sidecar.signal("HUP");
         sidecar.wait_stderr("configuration refused, the old one stays");
-        done.store(true, Ordering::Relaxed);
+        drop(over);
     });
     assert_eq!(sidecar.admin("GET", "/readyz").status(), 200);
 }

@@ -92,22 +92,9 @@ fn many(sidecar: &Sidecar, upstream: &Upstream, from: usize, to: usize) {
     });
 }
 
-fn metric(sidecar: &Sidecar, name: &str) -> i64 {
-    let page = sidecar.admin("GET", "/metrics").text();
-    let line = page.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no {name}: {page}"))
-}
-
 /// Waits until nothing runs.
 fn quiet(sidecar: &Sidecar, upstream: &Upstream) {
-    let end = Instant::now() + BOUND;
-    loop {
-        let in_flight = metric(sidecar, "mcp_sidecar_exchanges_in_flight");
-        if in_flight == 0 {
-            break;
-        }
-        assert!(Instant::now() < end, "{in_flight} exchanges in flight");
-    }
+    sidecar.wait_metric("mcp_sidecar_exchanges_in_flight", |running| running == 0);
     // Idle connections may stay for the next call; a cancelled call's may not.
     let carriers: Vec<usize> = upstream
         .requests()
@@ -138,7 +125,7 @@ fn files_threads_places_and_memory_are_as_before() {
     }
     assert!(sidecar.threads() <= threads + 2, "{} threads after {threads}", sidecar.threads());
     assert!(sidecar.rss_kib() < rss + 16 * 1024, "{} KiB after {rss}", sidecar.rss_kib());
-    assert_eq!(metric(&sidecar, "mcp_sidecar_buffered_bytes"), 0);
+    assert_eq!(sidecar.metric("mcp_sidecar_buffered_bytes"), 0);
 
     let lines = sidecar.lines();
     let calls: Vec<_> = lines.iter().filter(|line| line["rpc"] == "tools/call").collect();

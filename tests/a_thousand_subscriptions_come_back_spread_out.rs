@@ -215,7 +215,8 @@ fn a_thousand_that_wait_for_an_upstream_which_is_down_are_all_back_when_it_is() 
     let sidecar = upstream.sidecar();
     let read = upstream.nodes(&sidecar);
     upstream.go_down();
-    thread::sleep(Duration::from_secs(2));
+    // So long that every wait has grown to its longest.
+    thread::sleep(Duration::from_secs(60));
     assert_eq!(upstream.requests.lock().len(), 0);
     let up = Instant::now();
     upstream.come_up();

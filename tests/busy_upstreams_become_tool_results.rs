@@ -400,7 +400,7 @@ fn on_anything_but_a_call_429_and_503_pass_with_headers_and_body() {
         }
     }
     assert_eq!(upstream.count(), 2 * posts.len());
-    // A call that cannot be parsed is refused before the upstream is asked (section 10).
+    // A call that cannot be parsed is refused before the upstream is asked.
     let broken = sidecar.client().ask(&Post::legacy(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","#));
     assert_eq!(broken.status(), 400);
     assert_eq!(upstream.count(), 2 * posts.len());

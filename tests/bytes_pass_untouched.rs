@@ -1,5 +1,5 @@
 //! Bodies pass in both directions exactly as they came. The only splices on the way in are the
-//! sidecar's own member, cut out, and a trace context that the node sent as a header, put in (section 11).
+//! sidecar's own member, cut out, and a trace context that the node sent as a header, put in.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

@@ -7,8 +7,6 @@ mod support;
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::TcpStream,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -16,10 +14,10 @@ use std::{
 
 use rustls::pki_types::CertificateDer;
 use support::{
-    BOUND, Client, Gate, Post, Sidecar, Upstream,
+    Client, Gate, Sidecar, Upstream,
     mcp::{call, progress, result},
     sse,
-    tls::{Authority, Front, Pair},
+    tls::{Authority, Front, Node, Pair},
 };
 use tempfile::TempDir;
 
@@ -63,54 +61,6 @@ fn replace(file: &Path, text: &str) {
     fs::rename(aside, file).unwrap();
 }
 
-/// Waits until stderr has `count` lines that contain `text`.
-fn wait_said(sidecar: &Sidecar, text: &str, count: usize) {
-    let end = tokio::time::Instant::now() + BOUND;
-    while sidecar.stderr().matches(text).count() < count {
-        assert!(tokio::time::Instant::now() < end, "not said {count} times: {text}\n{}", sidecar.stderr());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A node that speaks TLS.
-struct Node {
-    tls: rustls::ClientConnection,
-    tcp: TcpStream,
-}
-
-impl Node {
-    fn connect(sidecar: &Sidecar, trusted: &Authority) -> Self {
-        let name = "localhost".try_into().unwrap();
-        let mut tls = rustls::ClientConnection::new(trusted.client(&["http/1.1"]), name).unwrap();
-        let mut tcp = TcpStream::connect(&sidecar.listen).unwrap();
-        tcp.set_read_timeout(Some(BOUND)).unwrap();
-        while tls.is_handshaking() {
-            tls.complete_io(&mut tcp).unwrap();
-        }
-        Self { tls, tcp }
-    }
-
-    fn certificate(&self) -> CertificateDer<'static> {
-        self.tls.peer_certificates().unwrap()[0].clone().into_owned()
-    }
-
-    fn send(&mut self, post: &Post) {
-        rustls::Stream::new(&mut self.tls, &mut self.tcp).write_all(&post.bytes("localhost")).unwrap();
-    }
-
-    /// Reads until what was told ends with this.
-    fn wait(&mut self, end: &str) -> String {
-        let mut told = Vec::new();
-        let mut piece = [0; 4096];
-        while !told.ends_with(end.as_bytes()) {
-            let read = rustls::Stream::new(&mut self.tls, &mut self.tcp).read(&mut piece).unwrap();
-            assert_ne!(read, 0, "{}", String::from_utf8_lossy(&told));
-            told.extend_from_slice(&piece[..read]);
-        }
-        String::from_utf8(told).unwrap()
-    }
-}
-
 /// Answers `by` calls with an event, and their result once the gate opens; others at once.
 fn upstream(gate: &Gate) -> Upstream {
     let gate = gate.clone();
@@ -150,14 +100,14 @@ fn the_listener_s_certificate_changes_for_new_connections_and_the_old_ones_go_on
         upstream.url()
     );
     let sidecar = Sidecar::with_config(&config);
-    let mut node = Node::connect(&sidecar, &authority);
+    let mut node = Node::connect(&sidecar.listen, &authority);
     assert_eq!(node.certificate(), first.der);
     node.send(&call(1).field("X-By", "1"));
     node.wait(&format!("{}\n\n\r\n", progress(1, 1)));
 
     volume.swap(&pair(&second));
-    wait_said(&sidecar, "configuration reloaded", 1);
-    assert_eq!(Node::connect(&sidecar, &authority).certificate(), second.der);
+    sidecar.wait_said("configuration reloaded", 1);
+    assert_eq!(Node::connect(&sidecar.listen, &authority).certificate(), second.der);
     gate.open();
     node.wait("\r\n0\r\n\r\n");
     // The old connection serves on.
@@ -168,10 +118,10 @@ fn the_listener_s_certificate_changes_for_new_connections_and_the_old_ones_go_on
     fs::write(volume.path("server.pem"), &third.cert).unwrap();
     let said = sidecar.wait_stderr("configuration refused, the old one stays");
     assert!(said.contains("is not the key of the certificate in"), "{said}");
-    assert_eq!(Node::connect(&sidecar, &authority).certificate(), second.der);
+    assert_eq!(Node::connect(&sidecar.listen, &authority).certificate(), second.der);
     fs::write(volume.path("server.key"), &third.key).unwrap();
-    wait_said(&sidecar, "configuration reloaded", 2);
-    assert_eq!(Node::connect(&sidecar, &authority).certificate(), third.der);
+    sidecar.wait_said("configuration reloaded", 2);
+    assert_eq!(Node::connect(&sidecar.listen, &authority).certificate(), third.der);
 }
 
 #[test]
@@ -187,7 +137,7 @@ fn certificates_that_expire_in_use_stay_and_hold_up_no_other_change() {
     let tables =
         format!("[tls]\ncert = \"server.pem\"\nkey = \"server.key\"\n{}", mutual.config(folder.path()));
     let sidecar = serve(folder, &tables);
-    let mut node = Node::connect(&sidecar, &mutual.clients);
+    let mut node = Node::connect(&sidecar.listen, &mutual.clients);
     assert_eq!(node.certificate(), own.der);
     std::thread::sleep(end.duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_secs(1));
     replace(&sidecar.folder().path().join("sidecar.toml"), &format!("{tables}policy.deny = [\"slow\"]\n"));
@@ -249,7 +199,7 @@ fn a_client_certificate_and_an_authority_change_and_running_calls_go_on() {
     assert_eq!(mutual.shown(), Some(first.der.clone()));
 
     volume.swap(&files(&second, &ca));
-    wait_said(&sidecar, "configuration reloaded", 1);
+    sidecar.wait_said("configuration reloaded", 1);
     assert_eq!(sidecar.client().ask(&call(3)).text(), result(3));
     assert_eq!(mutual.shown(), Some(second.der.clone()));
 
@@ -257,14 +207,14 @@ fn a_client_certificate_and_an_authority_change_and_running_calls_go_on() {
     let other = Authority::new();
     mutual.front.replace(other.issue().acceptor(&["http/1.1"], Some(&mutual.clients)));
     volume.swap(&files(&second, &other.pem()));
-    wait_said(&sidecar, "configuration reloaded", 2);
+    sidecar.wait_said("configuration reloaded", 2);
     assert_eq!(sidecar.client().ask(&call(4)).text(), result(4));
     mutual.front.replace(mutual.servers.issue().acceptor(&["http/1.1"], Some(&mutual.clients)));
     replace(
         &sidecar.folder().path().join("sidecar.toml"),
         &format!("drain = \"9s\"\n{}", mutual.config(volume.folder.path())),
     );
-    wait_said(&sidecar, "configuration reloaded", 3);
+    sidecar.wait_said("configuration reloaded", 3);
     // Its connections are kept over a reload that changes nothing of them.
     assert_eq!(sidecar.client().ask(&call(5)).text(), result(5));
 
@@ -312,18 +262,18 @@ fn tokens_change_in_both_ways_for_the_calls_that_begin_then() {
     assert_eq!(ask(2, "beta").status(), 401);
 
     volume.swap(&[("upstream", "second\n"), ("node", "beta\n")]);
-    wait_said(&sidecar, "secret replaced", 2);
+    sidecar.wait_said("secret replaced", 2);
     assert_eq!(ask(3, "alpha").status(), 401);
     assert_eq!(ask(4, "beta").text(), result(4));
 
     fs::write(volume.path("upstream"), "third").unwrap();
-    wait_said(&sidecar, "secret replaced", 3);
+    sidecar.wait_said("secret replaced", 3);
     assert_eq!(ask(5, "beta").text(), result(5));
     // One that is empty, or gone, is not taken.
     fs::write(volume.path("upstream"), "").unwrap();
-    wait_said(&sidecar, "secret refused, the old one stays", 1);
+    sidecar.wait_said("secret refused, the old one stays", 1);
     fs::remove_file(volume.path("node")).unwrap();
-    wait_said(&sidecar, "secret refused, the old one stays", 2);
+    sidecar.wait_said("secret refused, the old one stays", 2);
     assert_eq!(ask(6, "beta").text(), result(6));
 
     gate.open();
@@ -434,7 +384,7 @@ fn a_node_that_takes_its_time_over_the_handshake_holds_up_no_other_and_is_closed
         ),
     );
     let silent = Client::connect(&sidecar.listen);
-    let mut node = Node::connect(&sidecar, &authority);
+    let mut node = Node::connect(&sidecar.listen, &authority);
     node.send(&call(1));
     node.wait(&result(1));
     silent.closed();

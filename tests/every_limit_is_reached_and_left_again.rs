@@ -8,7 +8,7 @@ use std::{thread, time::Duration};
 
 use serde_json::Value;
 use support::{
-    BOUND, Client, Gate, Post, Sidecar, Upstream,
+    BOUND, Client, Gate, Post, Sidecar, Upstream, Watched,
     http2::Node,
     mcp::{MODERN, call, modern_call, progress, result},
     sse,
@@ -33,24 +33,6 @@ fn plain() -> Upstream {
     })
 }
 
-fn metric(sidecar: &Sidecar, name: &str) -> usize {
-    let page = sidecar.admin("GET", "/metrics").text();
-    let line = page.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no {name}: {page}"))
-}
-
-fn wait_metric(sidecar: &Sidecar, name: &str, wanted: impl Fn(usize) -> bool) {
-    let end = Instant::now() + BOUND;
-    loop {
-        let value = metric(sidecar, name);
-        if wanted(value) {
-            return;
-        }
-        assert!(Instant::now() < end, "{name} is {value}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
 const BUFFERED: &str = "mcp_sidecar_buffered_bytes";
 
 #[test]
@@ -68,14 +50,14 @@ fn connections_beyond_the_limit_wait_until_one_ends() {
         .collect();
     // Those that are let in are served, the others have come as far as the kernel.
     assert_eq!(first.ask(&call(9)).text(), result(9));
-    assert_eq!((upstream.count(), metric(&sidecar, "mcp_sidecar_connections")), (3, 2));
+    assert_eq!((upstream.count(), sidecar.metric("mcp_sidecar_connections")), (3, 2));
     drop(first);
     for (id, client) in (3..).zip(waiting) {
         assert_eq!(client.response().text(), result(id));
     }
     assert_eq!(second.ask(&call(8)).text(), result(8));
     drop(second);
-    wait_metric(&sidecar, "mcp_sidecar_connections", |open| open == 0);
+    sidecar.wait_metric("mcp_sidecar_connections", |open| open == 0);
 }
 
 fn listen(id: u32) -> Post {
@@ -186,7 +168,7 @@ fn a_request_may_have_four_mebibytes_and_not_a_byte_more() {
     client.send(&Post::legacy("").field("Content-Length", "99999999999"));
     assert_eq!(client.response().status(), 413);
     assert_eq!(upstream.count(), count);
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
 }
 
 /// A result of about so many bytes.
@@ -231,7 +213,7 @@ fn an_answer_that_must_be_held_and_an_event_have_their_limits() {
             }
         }
     }
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
 }
 
 #[test]
@@ -303,7 +285,7 @@ fn answers_that_are_larger_together_than_may_be_held_all_arrive() {
     let lines = sidecar.wait_lines(12);
     assert!(lines.iter().filter(|line| line["outcome"] == "ok").count() >= 2, "{lines:?}");
     assert!(lines.iter().all(|line| line["outcome"] == "ok" || line["outcome"] == "busy"), "{lines:?}");
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
 }
 
 #[test]
@@ -320,7 +302,7 @@ fn one_that_stands_still_at_the_limit_holds_up_no_other_that_is_on_its_way() {
             client
         })
         .collect();
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes >= 4 << 20);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes >= 4 << 20);
     let busy = sidecar.client().ask(&call(5));
     assert_eq!(busy.json()["result"]["_meta"]["oz0/retry_after"], 1, "new calls are busy");
     assert_eq!(busy.head.field("retry-after"), Some("1"));
@@ -333,7 +315,7 @@ fn one_that_stands_still_at_the_limit_holds_up_no_other_that_is_on_its_way() {
     for (id, client) in (1..).zip(&held) {
         assert_eq!(client.response().text(), large(id, SIZE));
     }
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
     assert_eq!(sidecar.client().ask(&call(6)).text(), large(6, SIZE), "and it is left again");
 }
 
@@ -364,35 +346,96 @@ fn what_is_held_in_all_stays_below_its_limit_and_so_does_the_memory_of_the_proce
             }
         }
     });
-    let sidecar = Sidecar::with_config(&format!(
-        "[limits]\nbuffered = \"24MiB\"\nresponse_body = \"8MiB\"\nevent = \"8MiB\"\n\
-         [upstreams.mcp]\nurl = \"{}\"\nprogress.queue = 1024\ncalls = 200\n",
-        upstream.url()
-    ));
-    assert_eq!(sidecar.client().ask(&call(0)).status(), 200);
-    let before = sidecar.rss_kib();
-    // 80 results and events of 7 MiB, 40 floods, and nobody reads.
-    let nodes: Vec<_> = (0..120)
-        .map(|id| {
-            let client = Client::stalled(&sidecar.listen, Some(4096));
-            client.send(&call(id));
-            client
-        })
-        .collect();
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes >= 24 << 20);
-    let mut most = (0, 0);
-    let end = Instant::now() + Duration::from_secs(3);
-    while Instant::now() < end {
-        most = (most.0.max(metric(&sidecar, BUFFERED)), most.1.max(sidecar.rss_kib()));
-        thread::sleep(Duration::from_millis(20));
+    for http2 in [false, true] {
+        let sidecar = Sidecar::with_config(&format!(
+            "[limits]\nbuffered = \"24MiB\"\nresponse_body = \"8MiB\"\nevent = \"8MiB\"\n\
+             [upstreams.mcp]\nurl = \"{}\"\nprogress.queue = 1024\ncalls = 200\n",
+            upstream.url()
+        ));
+        assert_eq!(sidecar.client().ask(&call(0)).status(), 200);
+        let before = sidecar.rss_kib();
+        // 80 results and events of 7 MiB, 40 floods, and nobody reads.
+        let node = Node::connect(&sidecar.listen);
+        let (mut clients, mut streams) = (Vec::new(), Vec::new());
+        for id in 0..120 {
+            if http2 {
+                streams.push(node.send(&call(id)));
+            } else {
+                let client = Client::stalled(&sidecar.listen, Some(4096));
+                client.send(&call(id));
+                clients.push(client);
+            }
+        }
+        sidecar.wait_metric(BUFFERED, |bytes| bytes >= 24 << 20);
+        let mut most = (0, 0);
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            most = (most.0.max(sidecar.metric(BUFFERED)), most.1.max(sidecar.rss_kib()));
+            thread::sleep(Duration::from_millis(20));
+        }
+        let grown = most.1.saturating_sub(before);
+        println!("HTTP/2 {http2}: {grown} KiB more than before, {} bytes held", most.0);
+        assert!(most.0 <= (24 + 8 + 8) << 20, "{} bytes are held", most.0);
+        assert!(grown < (24 + 8 + 64) * KIB, "{grown} KiB more than before, {} bytes held", most.0);
+        assert_eq!(sidecar.client().ask(&call(999)).json()["result"]["isError"], true, "busy");
+        drop((clients, streams, node));
+        sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
+        assert_eq!(sidecar.client().ask(&call(999)).status(), 200);
     }
-    assert!(most.0 <= (24 + 8 + 8) << 20, "{} bytes are held", most.0);
-    let grown = most.1.saturating_sub(before);
-    assert!(grown < (24 + 8 + 64) * KIB, "{grown} KiB more than before, {} bytes held", most.0);
-    assert_eq!(sidecar.client().ask(&call(999)).json()["result"]["isError"], true, "busy");
-    drop(nodes);
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
-    assert_eq!(sidecar.client().ask(&call(999)).status(), 200);
+}
+
+/// Tokens, ids of requests and what an `initialize` says are chosen by others.
+#[test]
+fn what_is_remembered_of_others_words_is_short() {
+    const LONG: usize = 64 << 10;
+    const STREAMS: usize = 12;
+    let written = Watched::new(0);
+    let count = written.clone();
+    let upstream = Upstream::start(move |request, reply| {
+        let long = |n: usize| format!("\"{n}{}\"", "x".repeat(LONG));
+        if request.json()["method"] == "initialize" {
+            let session = format!("{}{}", request.number, "s".repeat(10_000));
+            let answer = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"protocolVersion":{}}}}}"#, long(0));
+            return reply.json(200, &[("Mcp-Session-Id", &session)], &answer);
+        }
+        reply.sse(&[]);
+        for n in 0..60 {
+            reply.event(&progress(long(n), n + 1));
+            reply.event(&format!(r#"{{"jsonrpc":"2.0","id":{},"method":"elicitation/create"}}"#, long(n)));
+        }
+        count.change(|count| *count += 1);
+        reply.hang();
+    });
+    let sidecar = sidecar(&upstream, "");
+    let stream = || {
+        let node = sidecar.client();
+        node.send(&call(1));
+        node.head();
+        node
+    };
+    let initialize = |id: usize| {
+        let client = "c".repeat(LONG);
+        let body = format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"clientInfo":{{"name":"{client}","version":"{client}"}}}}}}"#
+        );
+        assert_eq!(sidecar.client().ask(&Post::new(body)).status(), 200);
+    };
+    let passed = |streams: usize| {
+        written.wait("streams to be written", |n| n.to_string(), |n| (*n >= streams).then_some(()));
+        upstream.wait_taken();
+        sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
+        sidecar.rss_kib()
+    };
+    let first = stream();
+    initialize(1);
+    let before = passed(1);
+    let more: Vec<_> = (0..STREAMS).map(|_| stream()).collect();
+    (0..400).for_each(initialize);
+    let grown = passed(1 + STREAMS).saturating_sub(before);
+    println!("{grown} KiB more than before");
+    // Each kind alone would be more than 75 MiB.
+    assert!(grown < 40 * 1024, "{grown} KiB more than before");
+    drop((first, more));
 }
 
 #[test]
@@ -409,7 +452,7 @@ fn what_nodes_upload_counts_too() {
     let first = sidecar.client();
     first.send(&sized(1, 3 << 20).field("X-Hold", "1"));
     upstream.wait_request(0);
-    assert_eq!(metric(&sidecar, BUFFERED), 3 << 20);
+    assert_eq!(sidecar.metric(BUFFERED), 3 << 20);
     // One at a time is still taken in, and then its call is busy.
     thread::scope(|scope| {
         for id in 2..5 {
@@ -421,11 +464,11 @@ fn what_nodes_upload_counts_too() {
         }
     });
     assert_eq!(upstream.count(), 1);
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 3 << 20);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 3 << 20);
     assert_eq!(sidecar.client().ask(&call(6)).text(), result(6));
     gate.open();
     assert_eq!(first.response().text(), result(1));
-    wait_metric(&sidecar, BUFFERED, |bytes| bytes == 0);
+    sidecar.wait_metric(BUFFERED, |bytes| bytes == 0);
     assert_eq!(sidecar.client().ask(&sized(7, 2 << 20)).text(), result(7));
 }
 

@@ -231,7 +231,7 @@ fn everything_on_a_get_stream_passes_as_it_came_and_its_break_just_ends_it() {
     }
 }
 
-/// A response that a resumed stream brings is completed like any other (section 9, the last event).
+/// A response that a resumed stream brings is completed like any other.
 #[test]
 fn a_resumed_response_without_its_empty_line_is_completed() {
     let stream = format!("id: 9\ndata: {}\n", result(1));

@@ -1,4 +1,4 @@
-//! What makes a legacy session more than request and response: messages that were handed over go on without their node, streams that end early are no failure and are resumed by the node alone (section 10),
+//! What makes a legacy session more than request and response: messages that were handed over go on without their node, streams that end early are no failure and are resumed by the node alone,
 //! and a stream's events need not begin with the answer.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 

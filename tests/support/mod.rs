@@ -27,7 +27,10 @@ pub mod tls;
 pub mod upstream;
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -109,6 +112,16 @@ impl<T> Watched<T> {
             let turn = self.0.1.wait_timeout(value, Duration::from_millis(100));
             value = turn.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+/// Says that it is over when it is dropped, also by a panic: so that no thread of a scope goes on for ever.
+#[derive(Debug)]
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

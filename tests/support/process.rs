@@ -108,6 +108,13 @@ impl Lines {
         })
     }
 
+    /// Waits until `count` lines contain `text`.
+    pub fn find_all(&self, text: &str, count: usize) {
+        self.0.wait(&format!("{text}, {count} times"), show, |output| {
+            (output.lines.iter().filter(|line| line.contains(text)).count() >= count).then_some(())
+        });
+    }
+
     /// Waits for a JSON line of which `wanted` is true.
     pub fn find_json(&self, wanted: impl Fn(&Value) -> bool) -> Value {
         self.find("a JSON line", |line| Some(parse(line)).filter(|line| wanted(line)))

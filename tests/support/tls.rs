@@ -2,23 +2,25 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
     path::Path,
     sync::{Arc, Mutex},
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig,
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer},
     server::WebPkiClientVerifier,
 };
+use socket2::SockRef;
 use tokio_rustls::TlsAcceptor;
 
-use super::Watched;
+use super::{BOUND, Post, Watched};
 
 /// A certificate authority.
 #[derive(Debug)]
@@ -133,6 +135,65 @@ impl Pair {
 
 fn bytes(alpn: &[&str]) -> Vec<Vec<u8>> {
     alpn.iter().map(|name| name.as_bytes().to_vec()).collect()
+}
+
+/// A node that speaks TLS and HTTP/1.1.
+#[derive(Debug)]
+pub struct Node {
+    tls: ClientConnection,
+    tcp: TcpStream,
+}
+
+impl Node {
+    /// Connects, and trusts what this authority signed for `localhost`.
+    pub fn connect(address: &str, trusted: &Authority) -> Self {
+        let name = "localhost".try_into().unwrap();
+        let mut tls = ClientConnection::new(trusted.client(&["http/1.1"]), name).unwrap();
+        let mut tcp = TcpStream::connect(address).unwrap();
+        tcp.set_read_timeout(Some(BOUND)).unwrap();
+        while tls.is_handshaking() {
+            tls.complete_io(&mut tcp).unwrap();
+        }
+        Self { tls, tcp }
+    }
+
+    /// What the other side showed.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        self.tls.peer_certificates().unwrap()[0].clone().into_owned()
+    }
+
+    pub fn send(&mut self, post: &Post) {
+        self.write(post.bytes("localhost"));
+    }
+
+    pub fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        rustls::Stream::new(&mut self.tls, &mut self.tcp).write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// Reads until what was told ends with this.
+    pub fn wait(&mut self, end: &str) -> String {
+        let mut told = Vec::new();
+        let mut piece = [0; 4096];
+        while !told.ends_with(end.as_bytes()) {
+            let read = rustls::Stream::new(&mut self.tls, &mut self.tcp).read(&mut piece).unwrap();
+            assert_ne!(read, 0, "{}", String::from_utf8_lossy(&told));
+            told.extend_from_slice(&piece[..read]);
+        }
+        String::from_utf8(told).unwrap()
+    }
+
+    /// Says that it closes, and closes with FIN.
+    pub fn close(mut self) {
+        self.tls.send_close_notify();
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.tcp).unwrap();
+        }
+    }
+
+    /// Closes with RST.
+    pub fn reset(self) {
+        SockRef::from(&self.tcp).set_linger(Some(Duration::ZERO)).unwrap();
+    }
 }
 
 /// TLS in front of a plain server. Its thread ends with the test's process.
