@@ -1,5 +1,6 @@
 //! The upstream is read on while the node is slow, progress is
 //! merged and at capacity dropped with a mark, nothing else is ever lost, and memory stays bounded.
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected has to fail")]
 
 mod support;
 
