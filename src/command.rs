@@ -102,15 +102,16 @@ fn in_runtime(command: impl Future<Output = ExitCode>) -> ExitCode {
     run(&mut Builder::new_multi_thread(), command)
 }
 
-/// Runs the sidecar on one thread, unless `TOKIO_WORKER_THREADS`, which the runtime reads by itself, names more. It is
+/// Runs the sidecar on one thread, unless `TOKIO_WORKER_THREADS`, which the runtime reads by itself, names how many. It is
 /// the small neighbour of one node, and of little work for many threads each piece costs more than on one: they wake
 /// each other and take each other's tasks. What would hold the others up on it goes to threads of its own.
+///
+/// Not one worker of several that could be: its queue is bounded, and what falls out of it waits behind all that floods.
 fn in_one_thread(command: impl Future<Output = ExitCode>) -> ExitCode {
-    let mut builder = Builder::new_multi_thread();
-    if env::var_os("TOKIO_WORKER_THREADS").is_none() {
-        builder.worker_threads(1);
+    match env::var_os("TOKIO_WORKER_THREADS") {
+        Some(_) => in_runtime(command),
+        None => run(&mut Builder::new_current_thread(), command),
     }
-    run(&mut builder, command)
 }
 
 fn run(builder: &mut Builder, command: impl Future<Output = ExitCode>) -> ExitCode {

@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
-    task::block_in_place,
+    task::spawn_blocking,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tower::Service;
@@ -75,7 +75,7 @@ fn targets(level: LevelFilter) -> Targets {
 }
 
 /// Serves until a signal has ended it.
-async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level: Level) -> ExitCode {
+async fn serve(reloader: reload::Reloader, settings: proxy::Settings, level: Level) -> ExitCode {
     let started =
         Signals::new().map_err(|error| format!("can't wait for signals: {error}")).and_then(|signals| {
             let (nodes, admin) = bind(reloader.current())?;
@@ -117,7 +117,7 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level:
     });
 
     let logs = Logs { sink: sink.clone(), level };
-    live(&mut reloader, &sidecar, &logs, admin.as_ref(), &mut signals).await;
+    let reloader = live(reloader, &sidecar, &logs, admin.as_ref(), &mut signals).await;
 
     let drain = reloader.current().drain;
     let code = tokio::select! {
@@ -134,8 +134,8 @@ async fn serve(mut reloader: reload::Reloader, settings: proxy::Settings, level:
     let _ = nodes.await;
     settled(&sink.metrics().in_flight).await;
     ledger.close().await;
-    // It has told what it could not write.
-    let _ = block_in_place(|| log.close());
+    // It has told what it could not write. It blocks, and nothing else is left to run.
+    let _ = log.close();
     code
 }
 
@@ -174,26 +174,29 @@ fn refuse(sidecar: &Arc<Sidecar>) -> impl FnOnce(&Peer, &BadHead) -> Response<Bo
     move |peer, why| sidecar.refuse(peer, why)
 }
 
-/// Runs until the first signal to end; reads the configuration again when asked to and when files change.
+/// Runs until the first signal to end; reads the configuration again when asked to and when files change. Gives the
+/// reloader back.
 async fn live(
-    reloader: &mut reload::Reloader,
+    mut reloader: reload::Reloader,
     sidecar: &Sidecar,
     logs: &Logs,
     admin: Option<&Admin>,
     signals: &mut Signals,
-) {
+) -> reload::Reloader {
     let mut poll = interval(reload::POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let settings = tokio::select! {
-            _ = signals.term.recv() => return,
-            _ = signals.int.recv() => return,
+        let asked = tokio::select! {
+            _ = signals.term.recv() => return reloader,
+            _ = signals.int.recv() => return reloader,
             _ = signals.hup.recv() => {
                 logs.sink.reopen();
-                block_in_place(|| reloader.reload(&process_environment))
+                true
             }
-            _ = poll.tick() => block_in_place(|| reloader.poll(&process_environment)),
+            _ = poll.tick() => false,
         };
+        let settings;
+        (reloader, settings) = look(reloader, asked).await;
         if let Some(settings) = settings {
             if let Some(admin) = admin {
                 admin.allow(&settings.auth);
@@ -204,6 +207,19 @@ async fn live(
             tracing::info!("configuration reloaded");
         }
     }
+}
+
+/// Reads the configuration again where no exchange waits for it: if `asked`, else if its files have changed.
+async fn look(mut reloader: reload::Reloader, asked: bool) -> (reload::Reloader, Option<proxy::Settings>) {
+    let read = spawn_blocking(move || {
+        let settings = match asked {
+            true => reloader.reload(&process_environment),
+            false => reloader.poll(&process_environment),
+        };
+        (reloader, settings)
+    });
+    // It can't be cancelled once it runs: all that fails it is a panic, which is not for here to end.
+    read.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// Both logs, as far as a reload changes them.

@@ -10,7 +10,6 @@ use super::{
     Asking, LegacyDisconnect, Route, Sidecar, Turn, admit,
     forward::{IDEMPOTENCY_KEY, Outgoing, TRACEPARENT},
     keyed::{Going, OWN_CALL},
-    read::off_thread,
     refuse,
 };
 use crate::{
@@ -91,11 +90,8 @@ impl Asked {
 
 impl Sidecar {
     pub(super) async fn post(self: Arc<Self>, mut turn: Box<Turn>, body: Bytes) -> Response<Body> {
-        let classified = match off_thread(&body, message::classify).await {
-            Some(classified) => classified,
-            None => message::classify(&body),
-        };
-        let message = match classified {
+        // Not on another thread, however long it is: a node may leave right behind a message, and what then waits is dropped.
+        let message = match message::classify(&body) {
             Ok(message) => message,
             Err(malformed) => return refuse(turn.exchange, &malformed.into(), None),
         };
