@@ -55,7 +55,7 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Chunks that the pump takes before it lets others run ...
 const CHUNKS: usize = 32;
 /// ... or bytes: of many floods each has its turn, and whoever is behind them waits for all of those.
-const TURN: usize = 64 * 1024;
+const TURN: usize = 16 * 1024;
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
 const PIECE: usize = 256;
 /// More than a piece can decode to.
