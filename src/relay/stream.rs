@@ -56,6 +56,8 @@ const LINGER: Duration = Duration::from_millis(500);
 const CHUNKS: usize = 32;
 /// ... or bytes: of many floods each has its turn, and whoever is behind them waits for all of those.
 const TURN: usize = 16 * 1024;
+/// Turns after which the body is woken at the latest, while the upstream has ever more.
+const TURNS: u8 = 4;
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
 const PIECE: usize = 256;
 /// More than a piece can decode to.
@@ -158,6 +160,7 @@ pub fn relay(start: Start) -> Body {
         clocks: start.clocks,
         asking: false,
         blocked: false,
+        turns: 0,
         linger: None,
         idle_timeout: start.idle_timeout,
         client_stall: start.client_stall,
@@ -193,6 +196,8 @@ struct Pump {
     clocks: Clocks,
     asking: bool,
     blocked: bool,
+    /// Turns since the body was woken.
+    turns: u8,
     linger: Option<Instant>,
     idle_timeout: Duration,
     client_stall: Duration,
@@ -286,7 +291,11 @@ impl Pump {
                 Poll::Pending => return self.flush(),
             }
         }
-        self.flush();
+        // The pump comes again before the node has had less: large pieces cost both sides less than many small ones.
+        self.turns += 1;
+        if self.turns == TURNS || self.is_full() {
+            self.flush();
+        }
         cx.waker().wake_by_ref();
     }
 
@@ -365,7 +374,8 @@ impl Pump {
     }
 
     /// Wakes the body if there is something for it.
-    fn flush(&self) {
+    fn flush(&mut self) {
+        self.turns = 0;
         let mut state = self.shared.lock();
         if !state.drained() {
             state.wake_reader();
