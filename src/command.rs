@@ -116,7 +116,12 @@ fn in_one_thread(command: impl Future<Output = ExitCode>) -> ExitCode {
 
 fn run(builder: &mut Builder, command: impl Future<Output = ExitCode>) -> ExitCode {
     match builder.enable_all().build() {
-        Ok(runtime) => runtime.block_on(command),
+        Ok(runtime) => {
+            let code = runtime.block_on(command);
+            // A look-up of a name that is never answered must not hold up the end.
+            runtime.shutdown_background();
+            code
+        }
         Err(error) => {
             eprintln!("mcp-sidecar: can't start: {error}");
             ExitCode::from(FAILED)

@@ -555,6 +555,34 @@ fn the_final_says_that_progress_was_lost_in_the_way_its_form_allows() {
     }
 }
 
+/// The clocks end when the response is complete in the sidecar, also behind an event that came in two pieces and has no room
+/// yet.
+#[test]
+fn a_response_that_came_whole_stands_although_the_clock_runs_out_before_the_node_has_it() {
+    const KEPT: usize = 64;
+    let upstream = Upstream::start(|_, reply| {
+        reply.sse(&[]);
+        turns(1500, 4096)(1, &mut |message| reply.event(&message));
+        // As many as the queue holds, none of which may be dropped, and the beginning of one more.
+        let all: String = (0..=KEPT).map(|n| event(log(n, 10))).collect();
+        let (before, after) = all.split_at(all.len() - 20);
+        reply.chunk(before);
+        // It has to be read alone.
+        thread::sleep(Duration::from_millis(500));
+        reply.chunk(after.to_owned() + &event(result(1)));
+        reply.end();
+    });
+    let sidecar = sidecar(&upstream, "max_timeout = \"4s\"");
+    let client = stalled(&sidecar, &call(1));
+    thread::sleep(Duration::from_secs(5));
+    let events = told(&response_of(&client));
+    assert_eq!(
+        events.last().unwrap()["result"]["content"],
+        serde_json::from_str::<Value>(&result(1)).unwrap()["result"]["content"]
+    );
+    assert_eq!(sidecar.wait_lines(1)[0]["outcome"], "ok");
+}
+
 /// The error that the sidecar makes of a break is a final too.
 #[test]
 fn the_sidecar_s_own_error_says_that_progress_was_lost() {

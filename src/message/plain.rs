@@ -52,6 +52,7 @@ impl Steps {
             }
             b"params" if is_progress && value.is_none() => {
                 let mut token = false;
+                total = None;
                 let params = scan.maybe_object(|scan, key| match raw(&key)? {
                     b"progressToken" => {
                         token =

@@ -122,7 +122,6 @@ pub fn relay(start: Start) -> Body {
             out_bytes: 0,
             out_final: false,
             ours_last: false,
-            half_line_end: false,
             exchange: start.exchange,
         }),
     });
@@ -283,8 +282,9 @@ impl Pump {
             }
             match chunk {
                 Poll::Ready(Some(Ok(chunk))) => {
-                    taken += chunk.len();
+                    let length = chunk.len();
                     self.closing = self.take(chunk).err().map(Closing::Unfit);
+                    taken += length.saturating_sub(self.rest.len());
                 }
                 Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
@@ -371,6 +371,15 @@ impl Pump {
         }
         let backlog = &mut self.backlog;
         self.scanner.push(chunk, |event| backlog.push_back(event)).map_err(unfit)
+    }
+
+    /// Finds what else has come, though there may be no room for it: nothing is read any more.
+    fn scan_rest(&mut self) {
+        if self.decoder.is_none() {
+            let (rest, backlog) = (std::mem::take(&mut self.rest), &mut self.backlog);
+            // What is too large is no response that came whole.
+            let _ = self.scanner.push(rest, |event| backlog.push_back(event));
+        }
     }
 
     /// Wakes the body if there is something for it.

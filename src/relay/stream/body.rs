@@ -60,9 +60,6 @@ impl http_body::Body for StreamBody {
                 }
                 return Poll::Ready(None);
             }
-            if state.half_line_end {
-                this.sent = now;
-            }
             let release = state.queue.next_release();
             state.reader = Some(cx.waker().clone());
             drop(state);

@@ -27,6 +27,7 @@ impl Pump {
         if self.settling.is_some() {
             return true;
         }
+        state.count_held();
         state.pump = Some(cx.waker().clone());
         false
     }

@@ -73,8 +73,6 @@ pub(super) struct State {
     pub(super) out_final: bool,
     /// The last bytes to the node were a comment of ours.
     pub(super) ours_last: bool,
-    /// They end within a CRLF, as far as one can tell: its LF is to come, and nothing of ours before it.
-    pub(super) half_line_end: bool,
     pub(super) exchange: Exchange,
 }
 

@@ -32,7 +32,7 @@ impl Pump {
     pub(super) fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.poll_parted(cx));
-            let (stall, drained) = {
+            let stall = {
                 let mut state = self.shared.lock();
                 let drained = state.drained();
                 if self.upstream.is_none() {
@@ -41,9 +41,8 @@ impl Pump {
                     }
                     state.pump = Some(cx.waker().clone());
                 }
-                ((!drained).then(|| state.taken + self.client_stall), drained)
+                (!drained).then(|| state.taken + self.client_stall)
             };
-            let _ = drained;
             let clock = self.upstream.as_ref().and_then(|_| self.clocks.deadline()).map(|(at, _)| at);
             let linger = self.upstream.as_ref().and(self.linger);
             let Some(next) = [stall, clock, linger].into_iter().flatten().min() else {
@@ -65,6 +64,7 @@ impl Pump {
                     Clock::Idle => (Reason::IdleTimeout, "the upstream was silent for the idle timeout"),
                     Clock::Max => (Reason::MaxTimeout, "the call reached its maximum time"),
                 };
+                self.scan_rest();
                 self.deliver_all();
                 if self.source.answered {
                     return;
