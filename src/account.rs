@@ -3,7 +3,7 @@
 //!
 //! Words: a *record* is one line of the access log; an *outcome* is how the exchange ended. An account is
 //! owned by one exchange: first by the future that answers it, then by the response body. Whoever owns it
-//! last ends it, by [`Account::finish`] or by being dropped.
+//! last ends it, by dropping it.
 //!
 //! Knows no contents and no secrets: every field is a number, a name or a hash. Leaves writing to [`log`]
 //! and counting to [`metrics`].
@@ -217,7 +217,7 @@ impl Stream {
     }
 }
 
-/// The open account of one exchange. It writes its record once: by [`Account::finish`], or when it is dropped.
+/// The open account of one exchange. It writes its record once, when it is dropped.
 ///
 /// Dropped without an outcome it says `cancelled` by `disconnect`: nobody lets go of an exchange before its
 /// end but hyper, when the node has left. While a panic unwinds it says `failed`.
