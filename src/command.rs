@@ -131,7 +131,9 @@ fn run(builder: &mut Builder, command: impl Future<Output = ExitCode>) -> ExitCo
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::Handle;
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use tokio::{runtime::Handle, task::spawn_blocking};
 
     use super::*;
 
@@ -142,5 +144,20 @@ mod tests {
             ExitCode::from(u8::from(Handle::current().metrics().num_workers() != named.unwrap_or(1)))
         });
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
+    }
+
+    #[test]
+    fn what_still_blocks_a_thread_does_not_hold_up_the_end() {
+        let (release, held) = mpsc::channel::<()>();
+        let (ended, told) = mpsc::channel();
+        thread::spawn(move || {
+            in_one_thread(async move {
+                spawn_blocking(move || held.recv());
+                ExitCode::SUCCESS
+            });
+            ended.send(())
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(()));
+        drop(release);
     }
 }

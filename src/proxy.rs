@@ -13,6 +13,7 @@ mod learn;
 mod listen;
 mod post;
 mod read;
+mod session;
 mod settings;
 mod wait;
 

@@ -574,6 +574,7 @@ fn a_response_that_came_whole_stands_although_the_clock_runs_out_before_the_node
     });
     let sidecar = sidecar(&upstream, "max_timeout = \"4s\"");
     let client = stalled(&sidecar, &call(1));
+    // The clock runs out meanwhile, and nothing is to come of it that could be waited for.
     thread::sleep(Duration::from_secs(5));
     let events = told(&response_of(&client));
     assert_eq!(

@@ -250,6 +250,12 @@ mod tests {
             .prop_map(|(message, params)| message.replace('P', &params))
     }
 
+    #[test]
+    fn a_total_is_of_the_params_that_say_the_progress() {
+        let data = r#"{"method":"notifications/progress","params":{"progressToken":1,"total":9},"params":{"progressToken":1,"progress":2}}"#;
+        assert_eq!(Steps::like(data.as_bytes()).unwrap().step(data.as_bytes()), Some((2.0, None)));
+    }
+
     proptest! {
         #[test]
         fn what_is_seen_at_once_is_what_a_closer_look_sees(one in message(), other in message()) {

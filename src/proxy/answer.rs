@@ -11,7 +11,7 @@ use super::{
     Asking, Sidecar, Turn,
     forward::Outgoing,
     left,
-    post::{Asked, busy_body, fingerprint, trace, unavailable},
+    post::{Asked, busy_body, trace, unavailable},
     read::{Coding, Read, off_thread, read, shed_form, spare},
     wait::{Cut, race},
 };
@@ -37,7 +37,6 @@ use crate::{
         stream::{self, Start},
     },
     server::Peer,
-    session::Session,
     upstream,
 };
 
@@ -90,7 +89,7 @@ impl Sidecar {
         response: Response<upstream::Body>,
     ) -> Response<Body> {
         let (mut head, body) = response.into_parts();
-        self.learn_session(&turn, &asked, head.status, &head.headers);
+        self.learn_session(&turn, &asked, head.status);
         headers::toward_node(&mut head.headers);
         let coding = Coding::of(&head.headers);
         let readable = coding.is_readable();
@@ -166,10 +165,7 @@ impl Sidecar {
         if !turn.exchange.answered() {
             return self.cut(turn.exchange, &asked, Cut::Closed);
         }
-        let looked = match off_thread(&bytes, |bytes| answer::look(unmarked(bytes))).await {
-            Some(looked) => looked,
-            None => answer::look(unmarked(&bytes)),
-        };
+        let looked = off_thread(bytes.clone(), |bytes| answer::look(unmarked(bytes))).await.flatten();
         if asked.call && !looked.as_ref().is_some_and(|answer| is_answer_to(answer, &asked)) {
             let message = "the upstream's answer to a call is no JSON-RPC response to it";
             return self.failed(turn.exchange, &asked, &Failure::upstream(message));
@@ -334,7 +330,7 @@ impl Sidecar {
             Err(cut) => return self.cut(turn.exchange, &asked, cut),
         };
         let (mut head, body) = response.into_parts();
-        self.learn_session(&turn, &asked, head.status, &head.headers);
+        self.learn_session(&turn, &asked, head.status);
         headers::toward_node(&mut head.headers);
         if message {
             turn.exchange.end(by_status(head.status));
@@ -406,39 +402,6 @@ impl Sidecar {
         turn.exchange.entry = Some(self.registry.enter(scope, None, sort, Era::Legacy));
         Ok(())
     }
-
-    /// A session that the upstream ended or does not know is forgotten.
-    fn learn_session(&self, turn: &Turn, asked: &Asked, status: StatusCode, _headers: &HeaderMap) {
-        let deleted = turn.parts.method == Method::DELETE && status.is_success();
-        if asked.scope.session.is_some() && (deleted || status == StatusCode::NOT_FOUND) {
-            self.sessions.closed(&asked.scope);
-        }
-    }
-
-    /// What a successful `initialize` settled; only the log and the era rule use it.
-    fn learn_protocol(&self, turn: &mut Turn, asked: &Asked, headers: &HeaderMap, bytes: &[u8]) {
-        let (Some(client), Some(session)) = (&asked.initialize, headers.get(headers::SESSION_ID)) else {
-            return;
-        };
-        turn.exchange.account.record.session = Some(fingerprint(session.as_bytes()));
-        let protocol =
-            serde_json::from_slice::<Initialized>(bytes).ok().map(|answer| answer.result.protocol_version);
-        let mut scope = self.scope(turn);
-        scope.session = Some(session.as_bytes().into());
-        scope.host = None;
-        self.sessions.opened(scope, Session { protocol, client: client.clone() });
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Initialized {
-    result: InitializeResult,
-}
-
-#[derive(serde::Deserialize)]
-struct InitializeResult {
-    #[serde(rename = "protocolVersion")]
-    protocol_version: String,
 }
 
 /// What the sidecar itself answers, in either form.

@@ -8,7 +8,7 @@ use tokio::{
     time::{self, Duration, Instant},
 };
 
-use super::{Route, Sidecar};
+use super::{Route, Sidecar, read::off_thread};
 use crate::{
     inflight::Scope,
     listing::{Known, Record},
@@ -23,8 +23,6 @@ const RECALL: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// For so long what is known of a tool is gone by; then the store is asked for what other sidecars have learnt since.
 const REFRESH: Duration = Duration::from_secs(5);
-/// Answers from here on are read off the async threads; until that is done their calls wait.
-const LARGE: usize = 256 * 1024;
 /// A listing waits for the store this long before it is passed on all the same.
 const KEEP: Duration = Duration::from_secs(1);
 
@@ -113,13 +111,9 @@ impl Sidecar {
     /// Learns from an answer to `tools/list`, before it is passed on: the call that follows it must find its tool known,
     /// here and after a restart.
     pub(crate) async fn learn(self: &Arc<Self>, upstream: &str, answer: Bytes) {
-        let records = if answer.len() < LARGE {
-            self.listing.learn(upstream, &answer)
-        } else {
-            let (sidecar, name) = (self.clone(), upstream.to_owned());
-            let learnt = tokio::task::spawn_blocking(move || sidecar.listing.learn(&name, &answer));
-            learnt.await.unwrap_or_default()
-        };
+        let (sidecar, name) = (self.clone(), upstream.to_owned());
+        let learnt = off_thread(answer, move |answer| sidecar.listing.learn(&name, answer));
+        let records = learnt.await.unwrap_or_default();
         if !records.is_empty() {
             // On a task of its own, so that it is done also when the node hangs up or the store is slow.
             let kept = tokio::spawn(keep(self.clone(), records));

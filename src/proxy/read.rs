@@ -88,12 +88,15 @@ pub(super) async fn spare(mut body: upstream::Body) {
 /// From here on reading through bytes takes long enough to hold up what else the thread serves.
 const LARGE: usize = 256 * 1024;
 
-/// Has a thread of its own read through bytes that are many. `None`: they are few, and are best read here.
-pub(super) async fn off_thread<T: Send + 'static>(bytes: &Bytes, read: fn(&Bytes) -> T) -> Option<T> {
+/// Reads through bytes, on a thread of its own if they are many. `None`: that could not be done, or panicked.
+pub(super) async fn off_thread<T, R>(bytes: Bytes, read: R) -> Option<T>
+where
+    T: Send + 'static,
+    R: FnOnce(&Bytes) -> T + Send + 'static,
+{
     if bytes.len() < LARGE {
-        return None;
+        return Some(read(&bytes));
     }
-    let bytes = bytes.clone();
     Box::pin(tokio::task::spawn_blocking(move || read(&bytes))).await.ok()
 }
 
@@ -202,8 +205,8 @@ mod tests {
     async fn only_many_bytes_are_read_on_a_thread_of_their_own() {
         let here = std::thread::current().id();
         let reads = |_: &Bytes| std::thread::current().id();
-        assert_eq!(off_thread(&vec![b' '; LARGE - 1].into(), reads).await, None);
-        let there = off_thread(&vec![b' '; LARGE].into(), reads).await;
+        assert_eq!(off_thread(vec![b' '; LARGE - 1].into(), reads).await, Some(here));
+        let there = off_thread(vec![b' '; LARGE].into(), reads).await;
         assert!(there.is_some_and(|there| there != here));
     }
 }
