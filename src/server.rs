@@ -17,6 +17,7 @@ mod io;
 mod listener;
 mod prefixed;
 mod stall;
+mod stream;
 pub mod tls;
 
 use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};

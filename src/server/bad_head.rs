@@ -5,14 +5,14 @@
 use std::{io, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::timeout,
 };
 
-use super::io::LINGER;
+use super::{io::LINGER, stream};
 
 /// Bytes of a request's head, beyond which it is not read. Mirrored MCP headers carry what arguments say, so it is
 /// generous.
@@ -68,16 +68,10 @@ where
 {
     let (head, body) = response.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-    let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
-    for (name, value) in &head.headers {
-        bytes.extend_from_slice(name.as_str().as_bytes());
-        bytes.extend_from_slice(b": ");
-        bytes.extend_from_slice(value.as_bytes());
-        bytes.extend_from_slice(b"\r\n");
-    }
-    let date = httpdate::fmt_http_date(std::time::SystemTime::now());
-    let rest = format!("connection: close\r\ncontent-length: {}\r\ndate: {date}\r\n\r\n", body.len());
-    bytes.extend_from_slice(rest.as_bytes());
+    let mut headers = head.headers;
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let mut bytes = stream::head(head.status, headers);
     bytes.extend_from_slice(&body);
     io.write_all(&bytes).await?;
     io.flush().await?;

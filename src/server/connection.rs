@@ -1,6 +1,15 @@
 //! One connection: TLS if asked, then HTTP/1.1 or HTTP/2 as its first bytes say.
 
-use std::{convert::Infallible, error::Error, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::{Future, poll_fn},
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
@@ -23,6 +32,7 @@ use super::{
     io::{BytesRead, Io, Peer, Socket},
     prefixed::Prefixed,
     stall::{Streams, Told},
+    stream::{self, Handed},
 };
 
 /// How an HTTP/2 connection begins (RFC 9113 § 3.4).
@@ -138,17 +148,63 @@ impl Connection {
             let ended = until_told(connection.as_mut(), http2::Connection::graceful_shutdown, told).await;
             return ended.map_err(Into::into);
         }
-        let turn = Turn::new();
-        let mut connection = http1::Builder::new()
-            .timer(HeadTimer::new(read, turn.clone(), limits.header_timeout))
-            .header_read_timeout(KEEP_ALIVE)
-            .max_header_size(HEAD as usize)
-            .max_buf_size(BUFFER)
-            .serve_connection(TokioIo::new(Prefixed::http1(first, turn, io)), service);
-        let ended = until_told(Pin::new(&mut connection), http1::Connection::graceful_shutdown, told).await;
-        let parts = connection.into_parts();
-        // Boxed, so that a connection keeps no room for its end while it lives.
-        Box::pin(end(parts, ended, limits.header_timeout, |why| refuse(&peer, why))).await
+        let mut turn = Turn::new();
+        let mut io = Prefixed::http1(first, turn.clone(), io);
+        loop {
+            let handed = Handed::new();
+            let (left, about) = (handed.clone(), turn.clone());
+            let plain = service.clone();
+            let service = hyper::service::service_fn(move |request| {
+                let asked = stream::Asked::of(&request);
+                let answer = hyper::service::Service::call(&plain, request);
+                let (left, about) = (left.clone(), about.clone());
+                async move { Ok::<_, Infallible>(left.pass(asked, answer.await?, &about).await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(HeadTimer::new(read.clone(), turn, limits.header_timeout))
+                .header_read_timeout(KEEP_ALIVE)
+                .max_header_size(HEAD as usize)
+                .max_buf_size(BUFFER)
+                .serve_connection(TokioIo::new(io), service);
+            // Boxed, so that a stream keeps no room for it.
+            let mut connection = Box::new(connection);
+            let ended = {
+                let driven = until_told(
+                    Pin::new(&mut *connection),
+                    http1::Connection::graceful_shutdown,
+                    told.clone(),
+                );
+                let mut driven = pin!(driven);
+                poll_fn(|cx| match driven.as_mut().poll(cx) {
+                    Poll::Ready(ended) => Poll::Ready(Err(ended)),
+                    Poll::Pending => handed.take().map_or(Poll::Pending, |answer| Poll::Ready(Ok(answer))),
+                })
+                .await
+            };
+            let parts = connection.into_parts();
+            let answer = match ended {
+                Ok(answer) => answer,
+                // Boxed, so that a connection keeps no room for its end while it lives.
+                Err(ended) => {
+                    let refuse = |why: &BadHead| refuse(&peer, why);
+                    return Box::pin(end(parts, ended, limits.header_timeout, refuse)).await;
+                }
+            };
+            io = parts.io.into_inner();
+            io.read_again(parts.read_buf);
+            match stream::write(&mut io, answer, told.clone()).await? {
+                stream::End::Whole(early) => {
+                    turn = Turn::again(&early);
+                    io = io.again(early.into(), turn.clone());
+                }
+                stream::End::Last => {
+                    if let Some(mut io) = io.into_inner() {
+                        io.shutdown().await?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
     }
 }
 

@@ -44,15 +44,20 @@ struct Head {
     doubtful: bool,
 }
 
+/// What ends every head.
+pub(super) const END: &[u8] = b"\r\n\r\n";
+
 /// Bytes of a line that are kept; a field that says how long the body is has far fewer.
 const LINE: usize = 256;
 
 impl Framing {
-    /// Follows the next bytes, and spoils the end of a doubtful head among them.
-    pub(super) fn watch(&mut self, mut bytes: &mut [u8]) {
+    /// Follows the next bytes, and spoils the end of a doubtful head among them. Then it is true, and hyper has to be
+    /// given an [`END`] behind them: of a head that came in pieces it looks at nothing before it sees one.
+    #[must_use]
+    pub(super) fn watch(&mut self, mut bytes: &mut [u8]) -> bool {
         while !bytes.is_empty() {
             let passed = match &mut self.state {
-                State::Over => return,
+                State::Over => return false,
                 State::Body(left) | State::Chunk(left) => {
                     let passed = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                     *left -= passed as u64;
@@ -62,14 +67,18 @@ impl Framing {
                     }
                     passed
                 }
-                State::Head | State::Size | State::Trailers => self.watch_line(bytes),
+                State::Head | State::Size | State::Trailers => match self.watch_line(bytes) {
+                    Some(passed) => passed,
+                    None => return true,
+                },
             };
             bytes = &mut bytes[passed..];
         }
+        false
     }
 
-    /// Follows a line, or a part of one; gives how many bytes that was.
-    fn watch_line(&mut self, bytes: &mut [u8]) -> usize {
+    /// Follows a line, or a part of one; gives how many bytes that was. `None`: it was spoilt.
+    fn watch_line(&mut self, bytes: &mut [u8]) -> Option<usize> {
         let end = memchr(b'\n', bytes);
         let part = &bytes[..end.unwrap_or(bytes.len())];
         if matches!(self.state, State::Head) && !self.head.begun && memchr(b'#', part).is_some() {
@@ -78,7 +87,7 @@ impl Framing {
         let Some(end) = end else {
             let room = LINE.saturating_sub(self.line.len()).min(part.len());
             self.line.extend_from_slice(&part[..room]);
-            return part.len();
+            return Some(part.len());
         };
         let spoil = if self.line.is_empty() {
             self.end_line(&bytes[..end])
@@ -93,8 +102,9 @@ impl Framing {
         };
         if spoil {
             bytes[end] = 0;
+            return None;
         }
-        end + 1
+        Some(end + 1)
     }
 
     /// Takes a whole line without its line feed; true if it ends a doubtful head.
@@ -160,7 +170,10 @@ mod tests {
     fn watched(bytes: &str, size: usize) -> Vec<u8> {
         let mut framing = Framing::default();
         let mut bytes = bytes.as_bytes().to_vec();
-        bytes.chunks_mut(size).for_each(|piece| framing.watch(piece));
+        bytes.chunks_mut(size).for_each(|piece| {
+            let spoilt = framing.watch(piece);
+            assert_eq!(spoilt, piece.contains(&0));
+        });
         bytes
     }
 

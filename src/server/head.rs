@@ -12,7 +12,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -25,7 +25,14 @@ use super::io::BytesRead;
 
 /// What hyper is about on a connection. One task drives both it and what is told here, so nothing is ordered by this.
 #[derive(Clone, Debug)]
-pub(super) struct Turn(Arc<AtomicU8>);
+pub(super) struct Turn(Arc<About>);
+
+#[derive(Debug, Default)]
+struct About {
+    hyper: AtomicU8,
+    /// Something of an answer is still with hyper.
+    unflushed: AtomicBool,
+}
 
 /// Nothing was read yet.
 const FRESH: u8 = 0;
@@ -38,30 +45,47 @@ const SERVING: u8 = 3;
 
 impl Turn {
     pub(super) fn new() -> Self {
-        Self(Arc::new(AtomicU8::new(FRESH)))
+        Self(Arc::default())
+    }
+
+    /// What hyper finds that takes a connection again: it waits for the next head, of which these bytes have come.
+    pub(super) fn again(read: &[u8]) -> Self {
+        let turn = Self::new();
+        if read.is_empty() {
+            turn.end();
+        }
+        turn
     }
 
     /// hyper has asked for bytes, and got some or none.
     pub(super) fn read(&self, some: bool) {
-        if matches!(self.0.load(Ordering::Relaxed), READING | WAITING) {
-            self.0.store(if some { READING } else { WAITING }, Ordering::Relaxed);
+        if matches!(self.0.hyper.load(Ordering::Relaxed), READING | WAITING) {
+            self.0.hyper.store(if some { READING } else { WAITING }, Ordering::Relaxed);
         }
     }
 
     /// Asked where hyper writes: whether it has given up on what it read. Otherwise it would first have asked for more, or
     /// have a head.
     pub(super) fn has_failed(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == READING
+        self.0.hyper.load(Ordering::Relaxed) == READING
     }
 
     /// It begins to read a head. True for the first one.
     pub(super) fn begin(&self) -> bool {
-        self.0.swap(READING, Ordering::Relaxed) == FRESH
+        self.0.hyper.swap(READING, Ordering::Relaxed) == FRESH
     }
 
     /// It has the head, or has given up waiting.
     pub(super) fn end(&self) {
-        self.0.store(SERVING, Ordering::Relaxed);
+        self.0.hyper.store(SERVING, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_unflushed(&self) -> bool {
+        self.0.unflushed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_unflushed(&self, unflushed: bool) {
+        self.0.unflushed.store(unflushed, Ordering::Relaxed);
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{framing::Framing, head::Turn};
+use super::{
+    framing::{END, Framing},
+    head::Turn,
+};
 
 /// An IO with bytes that were read from it already, and whose end is told one turn late.
 ///
@@ -29,8 +32,6 @@ pub(super) struct Prefixed<T> {
 struct Http1 {
     framing: Framing,
     turn: Turn,
-    /// Something of an answer is still with hyper.
-    unflushed: bool,
 }
 
 impl<T> Prefixed<T> {
@@ -42,14 +43,33 @@ impl<T> Prefixed<T> {
     /// An HTTP/1.1 connection.
     pub(super) fn http1(mut prefix: BytesMut, turn: Turn, io: T) -> Self {
         let mut framing = Framing::default();
-        framing.watch(&mut prefix);
-        let http1 = Some(Http1 { framing, turn, unflushed: false });
+        if framing.watch(&mut prefix) {
+            prefix.extend_from_slice(END);
+        }
+        let http1 = Some(Http1 { framing, turn });
         Self { prefix: prefix.freeze(), http1, io, ended: false }
+    }
+
+    /// The same connection for another hyper, with bytes that were read from it here.
+    pub(super) fn again(mut self, read: Bytes, turn: Turn) -> Self {
+        self.read_again(read);
+        if let Some(http1) = &mut self.http1 {
+            http1.turn = turn;
+        }
+        self
+    }
+
+    /// Has these bytes read once more, before all others.
+    pub(super) fn read_again(&mut self, read: Bytes) {
+        if !read.is_empty() {
+            let rest = std::mem::take(&mut self.prefix);
+            self.prefix = if rest.is_empty() { read } else { [read, rest].concat().into() };
+        }
     }
 
     /// Gives the IO back. `None` if an answer was not written to its end: nothing can follow it.
     pub(super) fn into_inner(self) -> Option<T> {
-        let unflushed = self.http1.is_some_and(|http1| http1.unflushed);
+        let unflushed = self.http1.is_some_and(|http1| http1.turn.is_unflushed());
         (!unflushed).then_some(self.io)
     }
 }
@@ -72,8 +92,10 @@ impl<T: AsyncRead + Unpin> Prefixed<T> {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if let Some(http1) = &mut self.http1 {
-            http1.framing.watch(&mut buf.filled_mut()[before..]);
+        if let Some(http1) = &mut self.http1
+            && http1.framing.watch(&mut buf.filled_mut()[before..])
+        {
+            self.prefix = Bytes::from_static(END);
         }
         Poll::Ready(Ok(()))
     }
@@ -98,14 +120,18 @@ impl Http1 {
     /// hyper writes; true if that is kept back.
     fn keeps_back(&mut self) -> bool {
         let failed = self.turn.has_failed();
-        self.unflushed |= !failed;
+        if !failed {
+            self.turn.set_unflushed(true);
+        }
         failed
     }
 
     /// hyper has written all it had; true if that was kept back.
     fn flushed(&mut self) -> bool {
         let failed = self.turn.has_failed();
-        self.unflushed &= failed;
+        if !failed {
+            self.turn.set_unflushed(false);
+        }
         failed
     }
 }
