@@ -29,17 +29,20 @@ pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-bufferi
 pub const UPSTREAM_STATUS: HeaderName = HeaderName::from_static("oz0-upstream-status");
 
 /// Fields that end at this hop beside those that `Connection` names (RFC 9110 § 7.6.1, § 11.7, § 6.5.1).
-static HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 /// The options that `Connection` names, as they were written, trimmed.
 fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
@@ -49,10 +52,8 @@ fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 
 /// Marks what must never be shown, whoever prints a request: credentials, cookies and the session id.
 pub fn mark_sensitive(headers: &mut HeaderMap) {
-    static SECRET: [HeaderName; 4] =
-        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, SESSION_ID];
     for (name, value) in headers.iter_mut() {
-        if SECRET.contains(name) {
+        if matches!(name.as_str(), "authorization" | "proxy-authorization" | "cookie" | "mcp-session-id") {
             value.set_sensitive(true);
         }
     }
@@ -66,9 +67,10 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 
 /// Removes what belongs to one hop only, and what else `also` names: one look at each field that is there costs less than
 /// to ask for each one that may be.
-fn strip(headers: &mut HeaderMap, also: impl Fn(&HeaderName) -> bool) {
+fn strip(headers: &mut HeaderMap, also: impl Fn(&str) -> bool) {
     let named = connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok());
-    let ended = headers.keys().filter(|name| HOP_BY_HOP.contains(name) || also(name)).cloned();
+    let ends = |name: &str| is_hop_by_hop(name) || also(name);
+    let ended = headers.keys().filter(|name| ends(name.as_str())).cloned();
     let names: Vec<_> = named.chain(ended).collect();
     for name in names {
         headers.remove(name);
@@ -78,9 +80,10 @@ fn strip(headers: &mut HeaderMap, also: impl Fn(&HeaderName) -> bool) {
 /// Makes the node's request headers fit for the upstream, in place: hop-by-hop, `Host`, `Content-Length`, `Expect`, `Oz0-*` fields and
 /// `X-Forwarded-*`/`Forwarded` are removed, and the crumbs of a cookie are joined. Adds nothing.
 pub fn toward_upstream(headers: &mut HeaderMap) {
-    static OURS: [HeaderName; 4] = [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::FORWARDED];
     strip(headers, |name| {
-        OURS.contains(name) || name.as_str().starts_with("oz0-") || name.as_str().starts_with("x-forwarded-")
+        matches!(name, "host" | "content-length" | "expect" | "forwarded")
+            || name.starts_with("oz0-")
+            || name.starts_with("x-forwarded-")
     });
     join_cookies(headers);
 }
@@ -105,7 +108,7 @@ pub fn toward_node(headers: &mut HeaderMap) {
         // The coding framed the body; a length beside it is not true of it (RFC 9112 § 6.3).
         headers.remove(header::CONTENT_LENGTH);
     }
-    strip(headers, |name| *name == header::ALT_SVC || name.as_str().starts_with("oz0-"));
+    strip(headers, |name| name == "alt-svc" || name.starts_with("oz0-"));
 }
 
 /// Sets what every SSE answer carries: content type as it came, `Cache-Control` with `no-cache` and `no-transform` beside

@@ -22,12 +22,9 @@ pub fn digest(arguments: Option<&[u8]>) -> Result<String, canonical::Error> {
 /// Lower-case hex digits.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        text.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
-    text
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    // Digits are text.
+    String::from_utf8(digits.map(|digit| DIGITS[usize::from(digit)]).collect()).unwrap_or_default()
 }
 
 /// Where a call's key comes from.

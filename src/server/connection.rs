@@ -165,6 +165,7 @@ impl Connection {
                 .header_read_timeout(KEEP_ALIVE)
                 .max_header_size(HEAD as usize)
                 .max_buf_size(BUFFER)
+                .writev(false)
                 .serve_connection(TokioIo::new(io), service);
             // Boxed, so that a stream keeps no room for it.
             let mut connection = Box::new(connection);

@@ -135,6 +135,9 @@ impl Framing {
 
 impl Head {
     fn field(&mut self, line: &[u8]) {
+        if !matches!(line.first(), Some(b'c' | b'C' | b't' | b'T')) {
+            return;
+        }
         let Some(colon) = memchr(b':', line) else { return };
         let (name, value) = (&line[..colon], &line[colon + 1..]);
         if name.eq_ignore_ascii_case(b"content-length") {
