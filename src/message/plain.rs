@@ -9,8 +9,8 @@ use super::{
 
 /// Not what was looked for.
 const NOT: Bad = Bad { at: 0, what: "another message" };
-/// A beginning beyond this is not kept.
-const HEAD: usize = 1024;
+/// A beginning or an end beyond this is not kept.
+const KEPT: usize = 1024;
 
 /// Whether this is a notification, and none of progress.
 pub fn is_notification(data: &[u8]) -> bool {
@@ -30,12 +30,14 @@ pub fn is_notification(data: &[u8]) -> bool {
     message.is_ok() && method.is_some_and(clear) && scan.end().is_ok()
 }
 
-/// The steps of one progress: they begin alike, up to where the value is.
+/// The steps of one progress: they begin alike, up to where the value is, and often end alike.
 #[derive(Debug)]
 pub struct Steps {
     head: Vec<u8>,
-    /// What stands in that.
+    /// The total that stands in that.
     total: Option<f64>,
+    /// What followed the value of the first one, and the total with that: behind another value it says the same.
+    end: Option<(Vec<u8>, Option<f64>)>,
 }
 
 impl Steps {
@@ -77,16 +79,34 @@ impl Steps {
             _ => scan.value().map(|_| ()),
         });
         let head = data.get(..value?)?;
-        (message.is_ok() && head.len() <= HEAD).then(|| Self { head: head.to_vec(), total })
+        if message.is_err() || head.len() > KEPT {
+            return None;
+        }
+        let mut steps = Self { head: head.to_vec(), total, end: None };
+        if let (Some((_, total)), Some((_, scan))) = (steps.step(data), steps.value(data)) {
+            steps.end = Some((scan.rest().to_vec(), total)).filter(|(end, _)| end.len() <= KEPT);
+        }
+        Some(steps)
     }
 
-    /// The value and total of this message, if it is another step.
-    pub fn step(&self, data: &[u8]) -> Option<(f64, Option<f64>)> {
+    /// The value of this message, if it begins as the others do, and what follows.
+    fn value<'a>(&self, data: &'a [u8]) -> Option<(f64, Scan<'a>)> {
         if !data.starts_with(&self.head) {
             return None;
         }
         let mut scan = Scan::from(data, self.head.len());
         let value = number(&mut scan).ok()??;
+        Some((value, scan))
+    }
+
+    /// The value and total of this message, if it is another step.
+    pub fn step(&self, data: &[u8]) -> Option<(f64, Option<f64>)> {
+        let (value, mut scan) = self.value(data)?;
+        if let Some((end, total)) = &self.end
+            && scan.rest() == end
+        {
+            return Some((value, *total));
+        }
         let mut total = self.total;
         scan.members(|scan, key| match raw(&key)? {
             b"total" => {
@@ -164,6 +184,11 @@ mod tests {
         let steps = steps(&first).unwrap();
         for (tail, told) in [
             (r#"1,"total":9,"message":"m"}}"#, Some((1.0, Some(9.0)))),
+            (r#"2.5e1,"total":9,"message":"m"}}"#, Some((25.0, Some(9.0)))),
+            (r#"-2,"total":9,"message":"n"}}"#, Some((-2.0, Some(9.0)))),
+            (r#"02,"total":9,"message":"m"}}"#, None),
+            (r#""2","total":9,"message":"m"}}"#, None),
+            (r#"2,"total":9,"message":"m"}} 1"#, None),
             (r#"22}}"#, Some((22.0, None))),
             (r#" 2.5e1 , "x":{"progress":1} , "total":null } , "y":[1] } "#, Some((25.0, None))),
             (r#"123456789012345678,"total":1,"total":2}}"#, Some((123_456_789_012_345_678.0, Some(2.0)))),
@@ -189,6 +214,19 @@ mod tests {
         }
         let other = first.replace("\"a\"", "\"b\"");
         assert_eq!(steps.step(other.as_bytes()), None);
+    }
+
+    #[test]
+    fn what_is_no_step_to_its_end_is_no_model_for_others() {
+        for tail in [r#","_meta":{}}}"#, r#"},"id":1}"#, r#"}} 1"#, "}"] {
+            let head = r#"{"method":"notifications/progress","params":{"progressToken":1,"progress":"#;
+            let steps = steps(&format!("{head}1{tail}"));
+            assert_eq!(
+                steps.and_then(|steps| steps.step(format!("{head}2{tail}").as_bytes())),
+                None,
+                "{tail}"
+            );
+        }
     }
 
     #[test]

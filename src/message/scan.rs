@@ -58,6 +58,11 @@ impl<'a> Scan<'a> {
         if self.at == self.bytes.len() { Ok(()) } else { Err(self.bad("trailing characters")) }
     }
 
+    /// What was not looked at yet.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.at..]
+    }
+
     /// Skips a value of any kind.
     pub(super) fn value(&mut self) -> Result<Range<usize>, Bad> {
         self.space();
