@@ -4,7 +4,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -85,8 +85,8 @@ impl Target {
         all(tasks).await
     }
 
-    /// A call each millisecond over 32 connections; gives the median of their times.
-    pub(crate) async fn each_millisecond(&self, calls: u32) -> io::Result<Duration> {
+    /// A call each millisecond over 32 connections; gives their times, sorted.
+    pub(crate) async fn each_millisecond(&self, calls: u32) -> io::Result<Vec<Duration>> {
         const CONNECTIONS: u32 = 32;
         let began = Instant::now() + Duration::from_millis(5);
         let mut tasks = JoinSet::new();
@@ -108,7 +108,31 @@ impl Target {
             took.extend(some.expect("no panic")?);
         }
         took.sort();
-        Ok(took[took.len() / 2])
+        Ok(took)
+    }
+
+    /// Calls of one node for that long, each a while after the last was answered; gives their times, sorted.
+    pub(crate) async fn one_after_the_other(&self, time: Duration) -> io::Result<Vec<Duration>> {
+        let (mut connection, until) = (self.connect().await?, Instant::now() + time);
+        let mut took = Vec::new();
+        while took.is_empty() || Instant::now() < until {
+            let sent = Instant::now();
+            connection.call("json", "").await?;
+            took.push(sent.elapsed());
+            sleep(Duration::from_millis(5)).await;
+        }
+        took.sort();
+        Ok(took)
+    }
+
+    /// Calls a tool that floods, and reads nothing.
+    pub(crate) async fn stalled(&self) -> io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(4096)?;
+        let mut stream = socket.connect(self.address).await?;
+        let (_, request) = self.request("torrent", "");
+        stream.write_all(&request).await?;
+        Ok(stream)
     }
 
     /// `streams` at full speed, with `events` of the upstream on each; gives how many came.
@@ -131,7 +155,7 @@ impl Target {
 
     /// Opens streams that stay open.
     pub(crate) async fn open(&self, streams: usize) -> io::Result<Open> {
-        let came = Arc::new(AtomicU64::new(0));
+        let came = Came::default();
         let mut open = Vec::new();
         while open.len() < streams {
             let mut opening = JoinSet::new();
@@ -146,7 +170,7 @@ impl Target {
         Ok(Open { streams: open, came })
     }
 
-    async fn open_one(&self, came: Arc<AtomicU64>) -> io::Result<(u64, JoinHandle<()>)> {
+    async fn open_one(&self, came: Came) -> io::Result<(u64, JoinHandle<()>)> {
         let (id, request) = self.request("open", "");
         let mut connection = self.connect().await?;
         connection.stream.write_all(&request).await?;
@@ -160,7 +184,7 @@ impl Target {
                 if body.ended || connection.more(&mut body).await.is_err() {
                     return;
                 }
-                came.fetch_add(body.events - before, Ordering::Relaxed);
+                came.note(body.events - before, &body.event);
             }
         });
         Ok((id, reader))
@@ -204,26 +228,56 @@ async fn all(mut tasks: JoinSet<io::Result<()>>) -> io::Result<()> {
     Ok(())
 }
 
+/// The events of all streams that are open.
+#[derive(Clone, Default)]
+struct Came {
+    count: Arc<AtomicU64>,
+    /// How long the last one of each read was under way.
+    took: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl Came {
+    fn note(&self, events: u64, last: &[u8]) {
+        self.count.fetch_add(events, Ordering::Relaxed);
+        let sent = memchr::memmem::find(last, b"\"data\":\"").and_then(|at| {
+            let digits = last[at + 8..].iter().take_while(|byte| byte.is_ascii_digit());
+            digits.map(|digit| char::from(*digit)).collect::<String>().parse().ok()
+        });
+        if let Some(sent) = sent {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            self.took.lock().expect("whole").push(now.saturating_sub(Duration::from_nanos(sent)));
+        }
+    }
+}
+
 /// Streams that are open; dropped, they are closed.
 pub(crate) struct Open {
     pub(crate) streams: Vec<(u64, JoinHandle<()>)>,
-    came: Arc<AtomicU64>,
+    came: Came,
 }
 
 impl Open {
     /// Has the upstream visit them `rate` times a second for `ms`, with `burst` events each time; waits for all of them,
     /// and gives how many that were.
     pub(crate) async fn emit(&self, upstream: &Target, rate: u64, burst: u64, ms: u64) -> io::Result<u64> {
-        let before = self.came.load(Ordering::Relaxed);
+        let before = self.came.count.load(Ordering::Relaxed);
+        self.came.took.lock().expect("whole").clear();
         let asked = format!(r#""rate":{rate},"burst":{burst},"ms":{ms}"#);
         let emitted = text(&upstream.once("emit", &asked).await?).parse::<u64>().expect("a number");
         let all = async {
-            while self.came.load(Ordering::Relaxed) < before + emitted {
+            while self.came.count.load(Ordering::Relaxed) < before + emitted {
                 sleep(Duration::from_millis(1)).await;
             }
         };
         timeout(PATIENCE, all).await?;
         Ok(emitted)
+    }
+
+    /// How long the events of the last [`emit`](Self::emit) were under way, sorted.
+    pub(crate) fn took(&self) -> Vec<Duration> {
+        let mut took = std::mem::take(&mut *self.came.took.lock().expect("whole"));
+        took.sort();
+        took
     }
 }
 

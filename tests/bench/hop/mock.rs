@@ -1,7 +1,7 @@
 //! The upstream: one thread, no HTTP library, so that it is never what is measured. The called tool says how it answers.
 //!
 //! Every event is a chunk of its own. Streams of the tool `open` stay open; the tools `emit`, `end` and `closed`, called
-//! past the hop, have all of them say something, end them, and tell when which was closed.
+//! past the hop, have all of them say something, end them, and tell when which was closed. The tool `torrent` never ends.
 
 use std::{
     collections::HashMap,
@@ -129,6 +129,14 @@ async fn serve_connection(stream: Arc<TcpStream>, streams: Arc<Streams>) -> Opti
                 }
                 write_all(&stream, &last(id, &ends.to_string())).await?;
             }
+            "torrent" => {
+                write_all(&stream, SSE.as_bytes()).await?;
+                let mut batch = Torrent::new(id);
+                loop {
+                    write_all(&stream, batch.next()).await?;
+                    tokio::task::yield_now().await;
+                }
+            }
             "emit" => {
                 let emitted = emit(&streams, &asked).await;
                 write_all(&stream, &json(id, &emitted.to_string())).await?;
@@ -153,7 +161,6 @@ async fn serve_connection(stream: Arc<TcpStream>, streams: Arc<Streams>) -> Opti
 /// Visits the open streams in turn, evenly spread over the time; gives how many events that made.
 async fn emit(streams: &Streams, asked: &Arguments) -> u64 {
     let open: Vec<_> = streams.open.lock().expect("whole").values().cloned().collect();
-    let event = chunk(&log(1)).repeat(asked.burst);
     let began = Instant::now();
     let mut tick = interval(Duration::from_millis(1));
     let visits = asked.rate * asked.ms / 1000;
@@ -162,6 +169,7 @@ async fn emit(streams: &Streams, asked: &Arguments) -> u64 {
         tick.tick().await;
         let due = began.elapsed().as_micros() as u64 * asked.rate / 1_000_000;
         while visited < due.min(visits) {
+            let event = chunk(&log(nanos(SystemTime::now()))).repeat(asked.burst);
             let wrote = open[visited as usize % open.len()].try_write(&event);
             assert_eq!(wrote.ok(), Some(event.len()), "nobody falls behind at this rate");
             visited += 1;
@@ -235,6 +243,32 @@ fn progressed(token: u64, n: u64) -> String {
 fn chunk(data: &str) -> Vec<u8> {
     let event = format!("event: message\ndata: {data}\n\n");
     format!("{:x}\r\n{event}\r\n", event.len()).into_bytes()
+}
+
+/// Progress that rises for ever, at no more than the cost of its writes.
+struct Torrent {
+    batch: Vec<u8>,
+    /// Where the numbers stand, all of as many digits.
+    places: Vec<usize>,
+    number: u64,
+}
+
+impl Torrent {
+    fn new(token: u64) -> Self {
+        let number = 1_000_000_000;
+        let batch = chunk(&progressed(token, number)).repeat(32);
+        let places = memchr::memmem::find_iter(&batch, number.to_string().as_bytes()).collect();
+        Self { batch, places, number }
+    }
+
+    fn next(&mut self) -> &[u8] {
+        for place in &self.places {
+            self.number += 1;
+            let digits = self.number.to_string();
+            self.batch[*place..place + digits.len()].copy_from_slice(digits.as_bytes());
+        }
+        &self.batch
+    }
 }
 
 /// The final response and the end of the stream.

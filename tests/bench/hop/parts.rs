@@ -16,8 +16,22 @@ use crate::{
     process::Process,
 };
 
-pub(crate) const PARTS: [&str; 10] =
-    ["json", "rate", "log", "progress", "burst", "paced", "identity", "idle", "cancel", "slow"];
+/// The first eight are measured in rounds.
+pub(crate) const PARTS: [&str; 13] = [
+    "json",
+    "rate",
+    "log",
+    "one",
+    "many",
+    "progress",
+    "burst",
+    "paced",
+    "identity",
+    "idle",
+    "cancel",
+    "slow",
+    "neighbour",
+];
 
 /// Streams of the parts that hold many; a process may have 20,000 files, and the hop has two for each.
 const MANY: usize = 9_000;
@@ -89,6 +103,7 @@ impl Bench {
         self.idle().await?;
         self.cancel().await?;
         self.slow().await?;
+        self.neighbour().await?;
         self.compare();
         println!("| goal | ask for | measured | sidecar | peer |\n|---|---|---|---|---|");
         for row in &self.table {
@@ -116,8 +131,8 @@ impl Bench {
             "nginx" => (Process::nginx(dir, upstream, false)?, "/mcp"),
             "nginx + log" => (Process::nginx(dir, upstream, true)?, "/mcp"),
             "bare hyper" => (Process::role(&["bare", &upstream.to_string()])?.0, "/mcp"),
-            "sidecar, h2" => (Process::sidecar(dir, &self.https, "memory:")?, "/up"),
-            _ => (Process::sidecar(dir, &url, "memory:")?, "/up"),
+            "sidecar, h2" => (Process::sidecar(dir, &[("up", &self.https)], "memory:")?, "/up"),
+            _ => (Process::sidecar(dir, &[("up", &url)], "memory:")?, "/up"),
         };
         let target = Target::new(process.address, path);
         Ok(Hop { name, process, target })
@@ -130,7 +145,7 @@ impl Bench {
 
     /// The parts that are measured in CPU time of a piece of work.
     async fn rounds(&mut self) -> io::Result<()> {
-        let parts: Vec<_> = PARTS[..6].iter().copied().filter(|part| self.wants(part)).collect();
+        let parts: Vec<_> = PARTS[..8].iter().copied().filter(|part| self.wants(part)).collect();
         if parts.is_empty() {
             return Ok(());
         }
@@ -149,7 +164,7 @@ impl Bench {
                 }
                 if *part == "rate" {
                     let took = self.direct.each_millisecond(self.count(2000) as u32).await?;
-                    self.costs.entry(("p50", "direct")).or_default().push(took.as_secs_f64() * 1e6);
+                    self.costs.entry(("p50", "direct")).or_default().push(at(&took, 50));
                 }
             }
             eprintln!("round {} of {}", round + 1, self.options.rounds);
@@ -174,12 +189,17 @@ impl Bench {
             "rate" => {
                 let calls = self.count(2000);
                 let took = hop.target.each_millisecond(calls as u32).await?;
-                self.costs.entry(("p50", hop.name)).or_default().push(took.as_secs_f64() * 1e6);
+                self.costs.entry(("p50", hop.name)).or_default().push(at(&took, 50));
                 calls
             }
-            "log" => {
-                let events = 400_000 / quick;
-                let came = hop.target.streams(8, "log", events / 8).await?;
+            "log" | "one" | "many" => {
+                let (streams, events) = match part {
+                    "log" => (8, 400_000),
+                    "one" => (1, 100_000),
+                    _ => (200, 400_000),
+                };
+                let events = events / quick;
+                let came = hop.target.streams(streams, "log", events / streams).await?;
                 assert_eq!(came, events as u64, "no log message is lost");
                 events
             }
@@ -198,6 +218,13 @@ impl Bench {
         let spent = hop.process.cpu() - before;
         self.costs.entry((part, hop.name)).or_default().push(spent.as_secs_f64() * 1e6 / units as f64);
         if let Some(open) = opened {
+            if part == "paced" {
+                open.emit(&self.direct, 1000, 1, 2000 / quick as u64).await?;
+                let took = open.took();
+                for (name, percent) in [("delay p50", 50), ("delay p99", 99)] {
+                    self.costs.entry((name, hop.name)).or_default().push(at(&took, percent));
+                }
+            }
             self.direct.once("end", "").await?;
             drop(open);
             sleep(Duration::from_millis(50)).await;
@@ -220,7 +247,7 @@ impl Bench {
         ];
         stores.extend(redis.as_ref().map(|redis| ("Redis", format!("redis://{}/0", redis.address))));
         for (name, state) in stores {
-            let process = Process::sidecar(&dir, &url, &state)?;
+            let process = Process::sidecar(&dir, &[("up", &url)], &state)?;
             let plain = Target::new(process.address, "/up");
             let keyed = Target { identity: true, ..plain.clone() };
             plain.calls(16, 1600, "json").await?;
@@ -235,6 +262,24 @@ impl Bench {
                     self.costs.entry((part, name)).or_default().push(spent);
                 }
             }
+            for turn in 0..2 * self.options.rounds {
+                let (parts, target) = match turn % 2 {
+                    0 => (["plain p50", "plain p99"], &plain),
+                    _ => (["keyed p50", "keyed p99"], &keyed),
+                };
+                let took = target.each_millisecond(self.count(2000) as u32).await?;
+                for (part, percent) in parts.into_iter().zip([50, 99]) {
+                    self.costs.entry((part, name)).or_default().push(at(&took, percent));
+                }
+            }
+            let added = |keyed, plain| (self.median(keyed, name) - self.median(plain, name)) / 1e3;
+            self.notes.push(format!(
+                "identity, {name}: added at 1000 calls/s p50 {:.2}, p99 {:.2} ms; {:.0} calls per CPU second, {:.0} without",
+                added("keyed p50", "plain p50"),
+                added("keyed p99", "plain p99"),
+                1e6 / self.median("keyed", name),
+                1e6 / self.median("plain", name),
+            ));
             let times = self.ratio("keyed", name, "plain", name);
             let cost = |part| us(self.median(part, name));
             let row = [cost("keyed"), cost("plain")];
@@ -401,6 +446,58 @@ impl Bench {
         Ok(())
     }
 
+    /// A healthy node's calls while others are flooded with progress and read nothing. The floods have an upstream of
+    /// their own, so that it is the hop that the calls wait for.
+    async fn neighbour(&mut self) -> io::Result<()> {
+        if !self.wants("neighbour") {
+            return Ok(());
+        }
+        const FLOODS: usize = 500;
+        let time = Duration::from_millis(self.count(10_000) as u64);
+        let dir = self.dir.path().join("floods");
+        fs::create_dir_all(&dir)?;
+        let (_floods, told) = Process::role(&["mock", &dir.to_string_lossy()])?;
+        let floods = told.split_whitespace().next().unwrap_or_default();
+        let upstreams = [self.direct.address.to_string(), floods.to_owned()];
+        let [up, floods] = upstreams.map(|address| format!("http://{address}/mcp"));
+        let hop = Process::sidecar(&dir, &[("up", &up), ("floods", &floods)], "memory:")?;
+        let node = Target::new(hop.address, "/up");
+        node.calls(16, 1600, "json").await?;
+        let flooded = Target::new(hop.address, "/floods");
+        let start = hop.rss();
+        let mut told = Vec::new();
+        let mut streams = Vec::new();
+        for beside in [0, 8, FLOODS] {
+            while streams.len() < beside {
+                streams.push(flooded.stalled().await?);
+            }
+            // Until all their queues are full.
+            sleep(Duration::from_secs(1)).await;
+            let (before, began) = (hop.cpu(), Instant::now());
+            let took = node.one_after_the_other(time).await?;
+            let busy = (hop.cpu() - before).as_secs_f64() / began.elapsed().as_secs_f64();
+            let at = |percent| at(&took, percent) / 1e3;
+            let said = format!("p50 {:.2}, p99 {:.1} ms", at(50), at(99));
+            self.notes.push(format!(
+                "a neighbour's call beside {beside} floods: {said} of {} calls, the hop's CPU {:.0} % busy",
+                took.len(),
+                busy * 100.0
+            ));
+            told.push((at(50), at(99), said));
+        }
+        let held = hop.rss().saturating_sub(start) as f64 / 1e6;
+        self.notes
+            .push(format!("{FLOODS} floods to nodes that read nothing: {held:.0} MB more than at the start"));
+        let (p50, p99, said) = told.pop().unwrap_or_default();
+        self.row(
+            format!("a neighbour's call beside {FLOODS} floods"),
+            "p50 <= 10, p99 <= 50 ms",
+            good(p50 <= 10.0 && p99 <= 50.0),
+            [said, format!("alone {}", told[0].2)],
+        );
+        Ok(())
+    }
+
     /// The rows of what was measured in rounds.
     fn compare(&mut self) {
         let rows = std::mem::take(&mut self.table);
@@ -408,6 +505,8 @@ impl Bench {
             ("json", "JSON calls", "nginx + log", 0.90),
             ("json", "JSON calls", "bare hyper", 0.85),
             ("log", "SSE at full speed, log messages", "nginx + log", 0.80),
+            ("one", "the same through one stream", "nginx + log", 0.80),
+            ("many", "the same through 200 streams", "nginx + log", 0.80),
             ("progress", "SSE progress flood, coalesced", "nginx + log", 1.3),
             ("burst", "SSE bursts of 20", "nginx + log", 0.75),
             ("paced", "SSE paced, 20/s", "nginx + log", 0.85),
@@ -441,6 +540,21 @@ impl Bench {
                 .map(|name| format!("{name} {:.1}", self.median("json", name)));
             self.notes.push(format!("us CPU of a JSON call: {}", all.join(", ")));
         }
+        let all = ["nginx", "nginx + log", "bare hyper", "sidecar"];
+        for part in ["one", "many", "log"] {
+            if !self.wants(part) {
+                continue;
+            }
+            let rates = all.map(|name| format!("{name} {:.2}", 1.0 / self.median(part, name)));
+            self.notes.push(format!("million events per CPU second, {part}: {}", rates.join(", ")));
+        }
+        if self.wants("paced") {
+            let delay = |part, name| self.median(part, name) / 1e3;
+            let delays = all.map(|name| {
+                format!("{name} {:.2} and {:.1}", delay("delay p50", name), delay("delay p99", name))
+            });
+            self.notes.push(format!("an event's way at 1000/s, p50 and p99, ms: {}", delays.join(", ")));
+        }
         self.table.extend(rows);
     }
 
@@ -463,6 +577,11 @@ impl Bench {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A percentile of sorted times, in microseconds.
+fn at(took: &[Duration], percent: usize) -> f64 {
+    took.get(took.len() * percent / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
 }
 
 fn us(value: f64) -> String {

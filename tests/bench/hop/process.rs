@@ -82,15 +82,20 @@ impl Process {
     }
 
     /// The sidecar with its log on and what it does by itself, but for the limits.
-    pub(crate) fn sidecar(dir: &Path, upstream: &str, state: &str) -> io::Result<Self> {
+    pub(crate) fn sidecar(dir: &Path, upstreams: &[(&str, &str)], state: &str) -> io::Result<Self> {
         let (address, admin) = (free()?, free()?);
-        let ca = if upstream.starts_with("https") { "tls = { ca = \"ca.pem\" }" } else { "" };
+        let upstreams: String = upstreams
+            .iter()
+            .map(|(name, url)| {
+                let ca = if url.starts_with("https") { "tls = { ca = \"ca.pem\" }" } else { "" };
+                format!("[upstreams.{name}]\nurl = \"{url}\"\ncalls = 20000\n{ca}\n")
+            })
+            .collect();
         let path = dir.join(format!("sidecar-{}.toml", address.port()));
         let log = path.with_extension("log");
         let config = format!(
             "listen = \"{address}\"\nadmin = \"{admin}\"\nstate = \"{state}\"\n[log]\naccess = {log:?}\n\
-            [limits]\nconnections = 20000\ncalls = 20000\n\
-            [upstreams.up]\nurl = \"{upstream}\"\ncalls = 20000\n{ca}\n"
+            [limits]\nconnections = 20000\ncalls = 20000\n{upstreams}"
         );
         fs::write(&path, config)?;
         let mut sidecar = Command::new(env!("CARGO_BIN_EXE_mcp-sidecar"));
