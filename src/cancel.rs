@@ -99,6 +99,15 @@ impl Notice {
         }
     }
 
+    /// Sends it although its node may yet resume, and in place of one about the same stream that waits for that.
+    pub fn send_now(mut self) {
+        self.now = true;
+        if let Some(id) = self.event_ids.last() {
+            self.canceller.not_sent(self.scope.of_session(), *id);
+        }
+        self.send();
+    }
+
     /// Remembers the id of an event that was relayed.
     pub fn event_id(&mut self, id: &[u8]) {
         if self.event_ids.len() == EVENT_IDS {
@@ -143,7 +152,10 @@ impl Canceller {
 
     /// A node resumes: the notice about the stream that had this event id is not sent.
     pub fn resumed(&self, scope: &Scope, last_event_id: &[u8]) {
-        let (scope, id) = (scope.of_session(), hash(last_event_id));
+        self.not_sent(scope.of_session(), hash(last_event_id));
+    }
+
+    fn not_sent(&self, scope: Scope, id: u64) {
         let mut resumes = lock(&self.resumes);
         if let Some(at) = resumes.waiting.iter().position(|one| one.scope == scope && one.ids.contains(&id)) {
             let _ = resumes.waiting.swap_remove(at).resumed.send(());

@@ -267,12 +267,17 @@ impl Exchange {
             let ledger = claim.ledger();
             let waiting = Waiting {
                 claim,
+                tool: entry.running.calls.get().and_then(|(_, tools)| tools.first().cloned()),
                 until: request.until,
                 token: request.added_token.clone().or_else(|| request.progress_token.clone()),
                 resumable: request.resumable,
                 notice: request.notice.clone(),
             };
             ledger.park(entry.scope(), id, waiting);
+            // A reload looks at what runs, then at what is parked: one that looked before has marked what runs.
+            if let Some((upstream, tool)) = entry.running.denied() {
+                ledger.deny(|of, denied| of == upstream && denied == tool);
+            }
         }
         if let Some(Learns { sidecar, ids, .. }) = self.learns.take() {
             ids.into_iter().for_each(|id| sidecar.await_listing(entry.scope(), id, request.until));

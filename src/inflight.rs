@@ -71,6 +71,7 @@ pub struct Running {
     pub calls: OnceLock<(Arc<str>, Vec<String>)>,
     answered: AtomicBool,
     lease_lost: AtomicBool,
+    denied: AtomicBool,
     phase: AtomicU8,
     waiter: Mutex<Option<Waker>>,
     cancel: Mutex<Option<(CancelledBy, Instant)>>,
@@ -94,6 +95,7 @@ impl Running {
             calls: OnceLock::new(),
             answered: AtomicBool::new(false),
             lease_lost: AtomicBool::new(false),
+            denied: AtomicBool::new(false),
             phase: AtomicU8::new(RUNS),
             waiter: Mutex::new(None),
             cancel: Mutex::new(None),
@@ -136,6 +138,20 @@ impl Running {
     pub fn close(&self) {
         self.phase.fetch_max(CLOSED, Ordering::AcqRel);
         self.wake();
+    }
+
+    /// A new policy denies its tool: it is cut, unless its answer or another end came first.
+    pub fn deny(&self) {
+        self.denied.store(true, Ordering::Release);
+        if self.cancel(CancelledBy::Policy) {
+            self.close();
+        }
+    }
+
+    /// The upstream and the tool of a single call, if [`Running::deny`] was said.
+    pub fn denied(&self) -> Option<(&str, &str)> {
+        let (upstream, tools) = self.calls.get().filter(|_| self.denied.load(Ordering::Acquire))?;
+        Some((upstream, tools.first()?))
     }
 
     /// Its claim could not be renewed: it is closed before another attempt may begin, unless its answer came first.

@@ -153,6 +153,11 @@ impl Ledger {
         &self.store
     }
 
+    /// Bytes of committed results in this process, and of what stands around each.
+    pub fn result_bytes(&self) -> usize {
+        self.results.bytes()
+    }
+
     /// What the store holds of an upstream's tools.
     ///
     /// # Errors
@@ -275,6 +280,19 @@ impl Ledger {
         let let_go = self.parked().put(scope, id, call);
         // Dropping a claim settles it.
         drop(let_go);
+    }
+
+    /// Ends parked calls of tools that `denied` names, given an upstream and a tool: their servers are told, and their ends
+    /// are unknown.
+    pub fn deny(&self, denied: impl Fn(&str, &str) -> bool) {
+        let denied = self.parked().denied(denied);
+        if !denied.is_empty() {
+            tracing::info!(
+                calls = denied.len(),
+                "the policy denies calls whose response is awaited on a GET"
+            );
+        }
+        denied.into_iter().for_each(Waiting::give_up);
     }
 
     /// The claim of a parked call whose response has come on a `GET` of its session.

@@ -139,14 +139,17 @@ impl Sidecar {
         let settings = Arc::new(settings);
         // First, so that whoever is not yet among what runs is asked by what holds now.
         self.settings.store(settings.clone());
+        let denied = |upstream: &str, tool: &str| {
+            settings.routes.get(upstream).is_some_and(|route| !route.policy.allows(tool))
+        };
         for running in self.registry.all() {
             let Some((upstream, tools)) = running.calls.get() else { continue };
-            let Some(route) = settings.routes.get(&**upstream) else { continue };
-            let denied = tools.iter().any(|tool| !route.policy.allows(tool));
-            if denied && running.cancel(CancelledBy::Policy) {
-                running.close();
+            if tools.iter().any(|tool| denied(upstream, tool)) {
+                running.deny();
             }
         }
+        // Then those whose streams have ended, and which run on.
+        self.ledger.deny(denied);
     }
 
     /// The settings that new exchanges begin with.

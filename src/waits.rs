@@ -89,6 +89,18 @@ impl<T> Waits<T> {
         over
     }
 
+    /// Takes out those that are `wanted`, each with whose it is.
+    pub(crate) fn those(&mut self, mut wanted: impl FnMut(&Scope, &T) -> bool) -> Vec<(Scope, T)> {
+        let mut taken = Vec::new();
+        self.held.retain(|(scope, _), waiting| {
+            let those = waiting.extract_if(.., |one| wanted(scope, &one.what));
+            taken.extend(those.map(|one| (Scope { principal: one.principal, ..scope.clone() }, one.what)));
+            !waiting.is_empty()
+        });
+        self.count -= taken.len();
+        taken
+    }
+
     fn name(&self, scope: &Scope, id: &Id, whose: Whose) -> Option<((Scope, Id), Option<u64>)> {
         if self.count == 0 {
             return None;
@@ -170,6 +182,20 @@ mod tests {
         assert!(waits.put(&own, id(7), later(9), "a").is_empty());
         assert_eq!(waits.put(&own, id(7), later(9), "b"), ["a"]);
         assert_eq!(waits.take(&own, &id(7), Whose::Own), Some("b"));
+    }
+
+    #[test]
+    fn those_that_are_wanted_are_taken_out_of_one_name_too() {
+        let mut waits = Waits::default();
+        for principal in [1, 2] {
+            waits.put(&scope(Some(principal), Some("s")), id(7), later(9), principal);
+        }
+        waits.put(&scope(Some(2), Some("t")), id(7), later(9), 2);
+        let mut taken = waits.those(|_, what| *what == 2);
+        taken.sort_by_key(|(scope, _)| scope.session.clone());
+        assert_eq!(taken, [(scope(Some(2), Some("s")), 2), (scope(Some(2), Some("t")), 2)]);
+        assert_eq!((waits.len(), waits.take(&scope(Some(1), Some("s")), &id(7), Whose::Own)), (1, Some(1)));
+        assert!(waits.those(|scope, _| &*scope.upstream == "up").is_empty());
     }
 
     #[test]

@@ -272,6 +272,61 @@ fn its_clock_ends_it() {
 }
 
 #[test]
+fn a_policy_that_denies_its_tool_ends_it() {
+    let upstream = resumable(Ending::Clean, answers);
+    let config =
+        |deny: &str| format!("[upstreams.mcp]\nurl = \"{}\"\npolicy.deny = [{deny}]\n", upstream.url());
+    let sidecar = Sidecar::with_config(&config(""));
+    let reload = |deny: &str, number: usize| {
+        std::fs::write(sidecar.folder().path().join("sidecar.toml"), config(deny)).unwrap();
+        sidecar.signal("HUP");
+        sidecar.wait_said("configuration reloaded", number);
+    };
+    list(&sidecar);
+    let (denied, other) = (call("effect", "denied").id(7), call("charge", "other").id(8));
+    for call in [&denied, &other] {
+        call.ask(&sidecar);
+        assert_busy(&call.ask(&sidecar));
+    }
+    reload("\"eff*\"", 1);
+    let cancel = upstream.wait_request_where(|r| method(r).as_deref() == Some("notifications/cancelled"));
+    assert_eq!(cancel.json()["params"]["requestId"], 7);
+    assert_eq!(cancel.head.field("mcp-session-id"), Some("sess-A"), "as on the call that it is about");
+    assert_error(&denied.ask(&sidecar), 1403, "policy", "not_sent");
+    assert_busy(&other.ask(&sidecar));
+    reload("", 2);
+    assert_error(&when_free(&sidecar, &denied), 1409, "outcome_unknown", "unknown");
+    assert_busy(&other.ask(&sidecar));
+    let cancels = upstream.requests();
+    let cancels = cancels.iter().filter(|r| method(r).as_deref() == Some("notifications/cancelled"));
+    assert_eq!((cancels.count(), made(&upstream, "job/denied"), made(&upstream, "job/other")), (1, 1, 1));
+}
+
+#[test]
+fn a_policy_that_denies_the_tool_of_a_node_that_left_tells_its_server_once() {
+    let upstream = resumable(Ending::Hangs, answers);
+    let config = |more: &str| {
+        format!("[upstreams.mcp]\nurl = \"{}\"\ncancel_grace = \"3s\"\n{more}\n", upstream.url())
+    };
+    let sidecar = Sidecar::with_config(&config(""));
+    list(&sidecar);
+    let node = sidecar.client();
+    node.send(&call("effect", "a").id(7).post());
+    node.body(|bytes| bytes.starts_with(b"id: e1"));
+    node.close();
+    sidecar.wait_line(|line| line["outcome"] == "cancelled");
+    std::fs::write(sidecar.folder().path().join("sidecar.toml"), config("policy.deny = [\"effect\"]"))
+        .unwrap();
+    sidecar.signal("HUP");
+    let is_cancel = |request: &Request| method(request).as_deref() == Some("notifications/cancelled");
+    upstream.wait_request_where(is_cancel);
+    // Had it been forgotten, the notice that waited for the node would be sent when that one's time is over.
+    sidecar.wait_metric("mcp_sidecar_cancel_notices_waiting", |waiting| waiting == 0);
+    sidecar.wait_metric("mcp_sidecar_cancel_notices", |open| open == 0);
+    assert_eq!(upstream.requests().iter().filter(|request| is_cancel(request)).count(), 1);
+}
+
+#[test]
 fn a_call_that_was_answered_on_a_get_is_not_cancelled_by_its_clock() {
     let upstream = resumable(Ending::Clean, answers);
     let config = format!("[upstreams.mcp]\nurl = \"{}\"\nmax_timeout = \"1500ms\"\n", upstream.url());

@@ -15,14 +15,26 @@ use crate::{
 pub struct Waiting {
     /// Its claim.
     pub claim: Claim,
+    /// The tool that it calls.
+    pub tool: Option<String>,
     /// When its clock runs out.
     pub until: Instant,
     /// What its progress names: the node's token, or the one that was added.
     pub token: Option<Id>,
     /// Its progress may carry resume tokens.
     pub resumable: bool,
-    /// What its server is told when its clock runs out.
+    /// What its server is told when its clock runs out, or the policy denies its tool.
     pub notice: Option<Notice>,
+}
+
+impl Waiting {
+    /// Nobody waits for it any more: its server is told to stop, and its claim is settled.
+    pub(super) fn give_up(mut self) {
+        if let Some(notice) = self.notice.take() {
+            notice.send_now();
+        }
+        // Dropping its claim settles it.
+    }
 }
 
 /// All of them.
@@ -61,6 +73,20 @@ impl Parked {
     pub(super) fn by_token(&mut self, scope: &Scope, token: &Id) -> Option<&mut Waiting> {
         let id = self.tokens.find(scope, token)?.clone();
         self.calls.find(scope, &id)
+    }
+
+    /// Takes out those that call a tool which `denied` names, given its upstream and itself.
+    pub(super) fn denied(&mut self, denied: impl Fn(&str, &str) -> bool) -> Vec<Waiting> {
+        let is_denied = |scope: &Scope, call: &Waiting| {
+            call.tool.as_ref().is_some_and(|tool| denied(&scope.upstream, tool))
+        };
+        let calls = self.calls.those(is_denied);
+        for (scope, call) in &calls {
+            if let Some(token) = &call.token {
+                self.tokens.take(scope, token, Whose::Own);
+            }
+        }
+        calls.into_iter().map(|(_, call)| call).collect()
     }
 
     /// Takes out those whose time is over.

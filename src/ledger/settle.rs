@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    LEASE, Ledger,
+    LEASE, Ledger, Waiting,
     claim::Finish,
     entry::Report,
     millis,
@@ -115,13 +115,7 @@ pub(super) async fn let_go(ledger: Weak<Ledger>) {
         tick.tick().await;
         let Some(ledger) = ledger.upgrade() else { return };
         let over = ledger.parked().over(Instant::now());
-        for mut call in over {
-            if let Some(mut notice) = call.notice.take() {
-                notice.now = true;
-                notice.send();
-            }
-            // Dropping its claim settles it.
-        }
+        over.into_iter().for_each(Waiting::give_up);
     }
 }
 
