@@ -14,6 +14,7 @@ use support::{
     http::Response,
     keyed::{Call, answering, assert_error, calls, done, list, message, meta, result, server, text},
     mcp, sse,
+    store::Store,
     upstream::Reply,
 };
 use tempfile::TempDir;
@@ -470,22 +471,21 @@ fn the_configuration_says_whether_a_server_takes_part() {
 
 #[test]
 fn another_sidecar_on_the_store_goes_on_from_there_and_no_message_is_kept() {
-    let upstream = reporting(vec![vec![("1", token("t1")), ("2,\"total\":4", token("t2"))]]);
-    let folder = TempDir::new().unwrap();
-    let state = format!("sqlite:{}", folder.path().join("state.db").display());
-    let start = || Sidecar::with_flags(&["--upstream", &upstream.url(), "--state", &state]);
-    let (one, other) = (start(), start());
-    list(&one);
-    let call = Call::of("charge").activity("job", "a");
-    let lost = call.ask(&one);
-    assert!(!line(&one, &lost).to_string().contains("private-message"));
-    let resumed = call.ask(&other);
-    assert_eq!(resume(&resumed), Some("resumed from progress 2 of 4"));
-    assert_eq!(line(&other, &resumed)["attempt"], 2);
-    drop((one, other));
-    for file in fs::read_dir(folder.path()).unwrap() {
-        let bytes = fs::read(file.unwrap().path()).unwrap();
-        assert!(!bytes.windows(15).any(|window| window == b"private-message"));
+    for store in Store::lasting() {
+        let upstream = reporting(vec![vec![("1", token("t1")), ("2,\"total\":4", token("t2"))]]);
+        let (one, other) = (store.before(&upstream), store.before(&upstream));
+        list(&one);
+        let call = Call::of("charge").activity("job", "a");
+        let lost = call.ask(&one);
+        assert!(!line(&one, &lost).to_string().contains("private-message"));
+        let resumed = call.ask(&other);
+        assert_eq!(resume(&resumed), Some("resumed from progress 2 of 4"), "{store:?}");
+        assert_eq!(line(&other, &resumed)["attempt"], 2);
+        drop((one, other));
+        for file in fs::read_dir(store.folder().path()).unwrap() {
+            let bytes = fs::read(file.unwrap().path()).unwrap();
+            assert!(!bytes.windows(15).any(|window| window == b"private-message"));
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use support::{
         Call, answering, assert_busy, assert_error, calls, done, key, list, message, result, server, text,
     },
     mcp,
-    redis::Redis,
+    store::Store,
     until,
     upstream::Reply,
 };
@@ -144,9 +144,9 @@ const ENDINGS: [(&str, bool); 17] = [
 ];
 
 /// `tool`, made twice after each ending, in each era. Whether the second attempt was sent must be as `sent` says.
-fn assert_second_attempts(tool: &str, sent: impl Fn(bool) -> bool) {
+fn assert_second_attempts(store: &Store, tool: &str, sent: impl Fn(bool) -> bool) {
     let upstream = ending();
-    let sidecar = Sidecar::before(&upstream);
+    let sidecar = store.before(&upstream);
     list(&sidecar);
     for (how, harmless) in ENDINGS {
         for legacy in [false, true] {
@@ -192,22 +192,24 @@ fn assert_second_attempts(tool: &str, sent: impl Fn(bool) -> bool) {
 
 #[test]
 fn an_unsafe_call_is_made_again_only_after_an_end_that_shows_it_was_not_made() {
-    assert_second_attempts("effect", |harmless| harmless);
+    for store in Store::each() {
+        assert_second_attempts(&store, "effect", |harmless| harmless);
+    }
 }
 
 #[test]
 fn a_safe_call_is_made_again_after_every_end() {
-    assert_second_attempts("read", |_| true);
+    assert_second_attempts(&Store::sqlite(), "read", |_| true);
 }
 
 #[test]
 fn a_conditional_call_is_made_again_after_every_end() {
-    assert_second_attempts("charge", |_| true);
+    assert_second_attempts(&Store::sqlite(), "charge", |_| true);
 }
 
 #[test]
 fn of_a_tool_never_seen_listed_the_nodes_judgement_stands() {
-    assert_second_attempts("never_listed", |_| true);
+    assert_second_attempts(&Store::sqlite(), "never_listed", |_| true);
 }
 
 #[test]
@@ -324,22 +326,26 @@ fn while_an_attempt_runs_another_one_is_told_to_wait() {
 
 #[test]
 fn attempts_in_two_sidecars_on_one_file_never_overlap() {
-    let ((upstream, gate), folder) = (gated(), TempDir::new().unwrap());
-    let (one, other) = (with_state(&upstream, &sqlite(&folder)), with_state(&upstream, &sqlite(&folder)));
-    assert_overlap(&upstream, &gate, &one, &other);
+    let ((upstream, gate), store) = (gated(), Store::sqlite());
+    assert_overlap(&upstream, &gate, &store.before(&upstream), &store.before(&upstream));
 }
 
 #[test]
 fn attempts_in_two_sidecars_on_one_redis_never_overlap() {
-    let ((upstream, gate), redis) = (gated(), Redis::start());
-    let (one, other) = (with_state(&upstream, &redis.state()), with_state(&upstream, &redis.state()));
-    assert_overlap(&upstream, &gate, &one, &other);
+    let ((upstream, gate), store) = (gated(), Store::redis());
+    assert_overlap(&upstream, &gate, &store.before(&upstream), &store.before(&upstream));
 }
 
 #[test]
 fn of_many_attempts_at_once_over_two_sidecars_one_is_made() {
-    let (upstream, folder) = (answering(), TempDir::new().unwrap());
-    let sidecars = [with_state(&upstream, &sqlite(&folder)), with_state(&upstream, &sqlite(&folder))];
+    for store in Store::lasting() {
+        assert_one_is_made(&store);
+    }
+}
+
+fn assert_one_is_made(store: &Store) {
+    let upstream = answering();
+    let sidecars = [store.before(&upstream), store.before(&upstream)];
     sidecars.iter().for_each(|sidecar| _ = list(sidecar));
     for round in 0..10 {
         let call = Call::of("effect").activity("job", &format!("a{round}"));
@@ -361,8 +367,14 @@ fn of_many_attempts_at_once_over_two_sidecars_one_is_made() {
 
 #[test]
 fn a_key_stands_for_one_function_and_one_digest() {
+    for store in Store::each() {
+        assert_stands_for_one_call(&store);
+    }
+}
+
+fn assert_stands_for_one_call(store: &Store) {
     let upstream = ending();
-    let sidecar = Sidecar::before(&upstream);
+    let sidecar = store.before(&upstream);
     list(&sidecar);
     for how in ["is error", "lost", "429", "input required", "done"] {
         let name = how.replace(' ', "-");
@@ -418,8 +430,14 @@ fn an_attempt_is_one_more_than_was_counted_or_what_the_node_says() {
 
 #[test]
 fn a_rotated_token_neither_doubles_a_call_nor_shows_anothers_result() {
+    for store in Store::each() {
+        assert_rotates(&store);
+    }
+}
+
+fn assert_rotates(store: &Store) {
     let upstream = answering();
-    let sidecar = Sidecar::before(&upstream);
+    let sidecar = store.before(&upstream);
     list(&sidecar);
     let as_ = |call: &Call, token: Option<&str>| {
         let call = call.clone();
@@ -652,6 +670,12 @@ fn a_call_that_a_drain_cuts_has_an_unknown_end_at_once() {
 
 #[test]
 fn a_leg_goes_on_under_its_calls_key_and_is_no_new_attempt() {
+    for store in Store::each() {
+        assert_legs_go_on(&store);
+    }
+}
+
+fn assert_legs_go_on(store: &Store) {
     let legs = Watched::new(Vec::<Value>::new());
     let seen = legs.clone();
     let upstream = server(move |n, request, reply| {
@@ -666,7 +690,7 @@ fn a_leg_goes_on_under_its_calls_key_and_is_no_new_attempt() {
             _ => reply.json(200, &[], &done(request, n)),
         }
     });
-    let sidecar = Sidecar::before(&upstream);
+    let sidecar = store.before(&upstream);
     list(&sidecar);
     let call = Call::of("effect").activity("job", "asks");
     let first = call.ask(&sidecar);

@@ -11,24 +11,18 @@ use support::{
     Client, Gate, Request, Sidecar, Upstream, Watched,
     http::Response,
     keyed::{Call, answering, assert_error, calls, done, key, list, message, result, server, text},
-    mcp, sse, until,
+    mcp, sse,
+    store::Store,
+    until,
 };
-use tempfile::TempDir;
 
 /// Results that nobody would write alike twice.
 const ODD: &str = "{ \"content\" : [ {\"type\":\"text\", \"text\":\"\\u00e9 \\/ \u{1F600}\"} ],\n\t\"structuredContent\": {\"b\":1.50, \"a\": 1e2, \"n\":12345678901234567890123, \"a\": null},\r\n \"x-unknown\":[ ], \"_meta\" : {\"k\" : 0.0 } }";
 
-fn with_ledger(upstream: &Upstream, ledger: &str) -> Sidecar {
-    Sidecar::with_config(&format!("[ledger]\n{ledger}\n[upstreams.mcp]\nurl = \"{}\"\n", upstream.url()))
-}
-
-/// With a state that outlives it.
-fn lasting(upstream: &Upstream, folder: &TempDir, ledger: &str) -> Sidecar {
-    Sidecar::with_config(&format!(
-        "state = \"sqlite:{}\"\n[ledger]\n{ledger}\n[upstreams.mcp]\nurl = \"{}\"\n",
-        folder.path().join("state.db").display(),
-        upstream.url()
-    ))
+/// Where results may wait for a replay: the kind of store, and `ledger.results`.
+fn places() -> Vec<(Store, &'static str)> {
+    let stored = Store::each().map(|store| (store, "store"));
+    [(Store::sqlite(), "memory")].into_iter().chain(stored).collect()
 }
 
 fn line(sidecar: &Sidecar, response: &Response) -> Value {
@@ -56,15 +50,21 @@ fn odd() -> Upstream {
 
 #[test]
 fn a_replay_has_the_results_bytes_under_the_new_id() {
-    let upstream = odd();
-    let sidecar = Sidecar::before(&upstream);
-    list(&sidecar);
+    for (store, results) in places() {
+        let upstream = odd();
+        let sidecar = store.with_ledger(&upstream, &format!("results = \"{results}\""));
+        list(&sidecar);
+        assert_replays_bytes(&upstream, &sidecar);
+    }
+}
+
+fn assert_replays_bytes(upstream: &Upstream, sidecar: &Sidecar) {
     for (name, arguments) in [("json", "{}"), ("sse", "{\"sse\":true}")] {
         for legacy in [false, true] {
             let name = format!("{name}-{legacy}");
             let call = Call::of("effect").key(&name).arguments(arguments);
             let call = if legacy { call.legacy() } else { call };
-            call.ask(&sidecar);
+            call.ask(sidecar);
             // An event's lines are joined by LF, and their ends are not part of them.
             let committed = if name.starts_with("sse") {
                 ODD.split('\n').map(str::trim_end).collect::<Vec<_>>().join("\n")
@@ -72,7 +72,7 @@ fn a_replay_has_the_results_bytes_under_the_new_id() {
                 ODD.to_owned()
             };
             for id in ["2", "\"\"", "0", "-7", "\"a\\u0062\\\"\"", "12345678901234567890", "1.5e1"] {
-                let replay = call.clone().id(id).ask(&sidecar);
+                let replay = call.clone().id(id).ask(sidecar);
                 let expected = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{committed}}}"#);
                 assert_eq!(replay.text(), expected);
                 assert_eq!(
@@ -83,7 +83,7 @@ fn a_replay_has_the_results_bytes_under_the_new_id() {
                 assert_eq!(replay.head.field("oz0-idempotency-key"), Some(name.as_str()));
                 assert_eq!(replay.head.field("oz0-resume"), None);
             }
-            assert_eq!(made(&upstream, &name), 1, "nothing was sent");
+            assert_eq!(made(upstream, &name), 1, "nothing was sent");
         }
     }
 }
@@ -123,20 +123,22 @@ fn the_log_tells_a_replay() {
 
 #[test]
 fn a_result_is_replayed_only_in_the_era_it_was_made_for() {
-    let upstream = answering();
-    let sidecar = Sidecar::before(&upstream);
-    list(&sidecar);
-    for legacy_first in [false, true] {
-        let call = |tool: &str, legacy: bool| {
-            let call = Call::of(tool).key(&format!("{tool}-{legacy_first}"));
-            if legacy == legacy_first { call.legacy() } else { call }
-        };
-        call("effect", true).ask(&sidecar);
-        assert_error(&call("effect", false).ask(&sidecar), 1409, "already_done", "done");
-        assert_eq!(made(&upstream, &format!("effect-{legacy_first}")), 1);
-        let first = text(&call("charge", true).ask(&sidecar));
-        assert_ne!(text(&call("charge", false).ask(&sidecar)), first, "sent again under its key");
-        assert_eq!(made(&upstream, &format!("charge-{legacy_first}")), 2);
+    for (store, results) in places() {
+        let upstream = answering();
+        let sidecar = store.with_ledger(&upstream, &format!("results = \"{results}\""));
+        list(&sidecar);
+        for legacy_first in [false, true] {
+            let call = |tool: &str, legacy: bool| {
+                let call = Call::of(tool).key(&format!("{tool}-{legacy_first}"));
+                if legacy == legacy_first { call.legacy() } else { call }
+            };
+            call("effect", true).ask(&sidecar);
+            assert_error(&call("effect", false).ask(&sidecar), 1409, "already_done", "done");
+            assert_eq!(made(&upstream, &format!("effect-{legacy_first}")), 1, "{store:?}");
+            let first = text(&call("charge", true).ask(&sidecar));
+            assert_ne!(text(&call("charge", false).ask(&sidecar)), first, "sent again under its key");
+            assert_eq!(made(&upstream, &format!("charge-{legacy_first}")), 2, "{store:?}");
+        }
     }
 }
 
@@ -178,67 +180,73 @@ fn both() -> [(Call, &'static str); 2] {
 
 #[test]
 fn without_results_only_conditional_calls_are_sent_again() {
-    let upstream = answering();
-    let sidecar = with_ledger(&upstream, "results = \"off\"");
-    list(&sidecar);
-    both().iter().for_each(|(call, _)| _ = call.ask(&sidecar));
-    assert_not_held(&upstream, &sidecar, &both(), "off");
-    assert_not_held(&upstream, &sidecar, &both(), "off, once more");
+    for store in Store::each() {
+        let upstream = answering();
+        let sidecar = store.with_ledger(&upstream, "results = \"off\"");
+        list(&sidecar);
+        both().iter().for_each(|(call, _)| _ = call.ask(&sidecar));
+        assert_not_held(&upstream, &sidecar, &both(), "off");
+        assert_not_held(&upstream, &sidecar, &both(), "off, once more");
+    }
 }
 
 #[test]
 fn results_in_memory_are_gone_with_a_restart_and_their_marks_are_not() {
-    let (upstream, folder) = (answering(), TempDir::new().unwrap());
-    let mut sidecar = lasting(&upstream, &folder, "results = \"memory\"");
-    list(&sidecar);
-    for (call, name) in both() {
-        call.ask(&sidecar);
-        call.ask(&sidecar);
-        assert_eq!(made(&upstream, name), 1);
+    for store in Store::lasting() {
+        let upstream = answering();
+        let mut sidecar = store.with_ledger(&upstream, "results = \"memory\"");
+        list(&sidecar);
+        for (call, name) in both() {
+            call.ask(&sidecar);
+            call.ask(&sidecar);
+            assert_eq!(made(&upstream, name), 1);
+        }
+        sidecar.signal("KILL");
+        sidecar.wait_exit();
+        let sidecar = store.with_ledger(&upstream, "results = \"memory\"");
+        assert_not_held(&upstream, &sidecar, &both(), "restarted");
     }
-    sidecar.signal("KILL");
-    sidecar.wait_exit();
-    let sidecar = lasting(&upstream, &folder, "results = \"memory\"");
-    assert_not_held(&upstream, &sidecar, &both(), "restarted");
 }
 
 #[test]
 fn results_in_the_store_outlive_a_kill_and_serve_every_sidecar_on_it() {
-    let (upstream, folder) = (odd(), TempDir::new().unwrap());
-    let mut sidecar = lasting(&upstream, &folder, "results = \"store\"");
-    list(&sidecar);
-    let calls_ = both().map(|(call, name)| (call.field("Authorization", "Bearer a"), name));
-    let mut first = Vec::new();
-    for (call, _) in &calls_ {
-        first.push(call.ask(&sidecar).body);
-    }
-    // What was answered is committed.
-    sidecar.signal("KILL");
-    sidecar.wait_exit();
-    let again = lasting(&upstream, &folder, "results = \"store\"");
-    let other = lasting(&upstream, &folder, "results = \"store\"");
-    for sidecar in [&again, &other] {
-        for ((call, name), first) in calls_.iter().zip(&first) {
-            let replay = call.ask(sidecar);
-            assert_eq!(&replay.body, first);
-            assert_eq!(line(sidecar, &replay)["replayed"], true);
-            assert_eq!(made(&upstream, name), 1);
+    for store in Store::lasting() {
+        let upstream = odd();
+        let start = || store.with_ledger(&upstream, "results = \"store\"");
+        let mut sidecar = start();
+        list(&sidecar);
+        let calls_ = both().map(|(call, name)| (call.field("Authorization", "Bearer a"), name));
+        let mut first = Vec::new();
+        for (call, _) in &calls_ {
+            first.push(call.ask(&sidecar).body);
         }
+        // What was answered is committed.
+        sidecar.signal("KILL");
+        sidecar.wait_exit();
+        let (again, other) = (start(), start());
+        for sidecar in [&again, &other] {
+            for ((call, name), first) in calls_.iter().zip(&first) {
+                let replay = call.ask(sidecar);
+                assert_eq!(&replay.body, first, "{store:?}");
+                assert_eq!(line(sidecar, &replay)["replayed"], true);
+                assert_eq!(made(&upstream, name), 1);
+            }
+        }
+        // The secret behind the principals is in the store too.
+        let stranger = Call::of("effect").key("effect").field("Authorization", "Bearer b");
+        assert_error(&stranger.ask(&other), 1409, "already_done", "done");
     }
-    // The secret behind the principals is in the store too.
-    let stranger = Call::of("effect").key("effect").field("Authorization", "Bearer b");
-    assert_error(&stranger.ask(&other), 1409, "already_done", "done");
 }
 
 #[test]
 fn no_store_holds_a_credential_or_more_than_it_must() {
-    let (upstream, folder) = (odd(), TempDir::new().unwrap());
-    let sidecar = lasting(&upstream, &folder, "results = \"off\"");
+    let (upstream, store) = (odd(), Store::sqlite());
+    let sidecar = store.with_ledger(&upstream, "results = \"off\"");
     list(&sidecar);
     let call = Call::of("effect").key("k").arguments("{\"secret\":\"argument-value\"}");
     call.field("Authorization", "Bearer credential-value").ask(&sidecar);
     drop(sidecar);
-    for file in std::fs::read_dir(folder.path()).unwrap() {
+    for file in std::fs::read_dir(store.folder().path()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         for secret in ["credential-value", "argument-value", "structuredContent"] {
             assert!(!bytes.windows(secret.len()).any(|window| window == secret.as_bytes()), "{secret}");
@@ -248,51 +256,52 @@ fn no_store_holds_a_credential_or_more_than_it_must() {
 
 #[test]
 fn a_result_that_is_too_large_is_committed_and_not_held() {
-    for results in ["memory", "store"] {
+    for (store, results) in places() {
         let upstream = server(|n, request, reply| {
             let large = "x".repeat(3000);
             let answer = format!(r#"{{"content":[{{"type":"text","text":"done {n} {large}"}}]}}"#);
             reply.json(200, &[], &result(request, &answer));
         });
         let ledger = format!("results = \"{results}\"\nmax_result = \"2KiB\"");
-        let sidecar = with_ledger(&upstream, &ledger);
+        let sidecar = store.with_ledger(&upstream, &ledger);
         list(&sidecar);
         both().iter().for_each(|(call, _)| assert!(text(&call.ask(&sidecar)).len() > 3000));
-        assert_not_held(&upstream, &sidecar, &both(), results);
+        assert_not_held(&upstream, &sidecar, &both(), store.state());
     }
 }
 
 #[test]
 fn beyond_max_total_the_oldest_results_go() {
-    for results in ["memory", "store"] {
+    for (store, results) in places() {
         let upstream = server(|n, request, reply| {
             let large = "x".repeat(3000);
             let answer = format!(r#"{{"content":[{{"type":"text","text":"done {n} {large}"}}]}}"#);
             reply.json(200, &[], &result(request, &answer));
         });
-        let sidecar = with_ledger(&upstream, &format!("results = \"{results}\"\nmax_total = \"16KiB\""));
+        let sidecar =
+            store.with_ledger(&upstream, &format!("results = \"{results}\"\nmax_total = \"16KiB\""));
         list(&sidecar);
         let call = |n: usize| Call::of("effect").key(&format!("effect{n}"));
         for n in 0..10 {
             call(n).ask(&sidecar);
         }
         assert_error(&call(0).ask(&sidecar), 1409, "already_done", "done");
-        assert!(text(&call(9).ask(&sidecar)).starts_with("done 9"), "{results}");
+        assert!(text(&call(9).ask(&sidecar)).starts_with("done 9"), "{store:?}");
         assert_eq!(calls(&upstream).len(), 10);
     }
 }
 
 #[test]
 fn a_result_is_held_for_its_time() {
-    for results in ["memory", "store"] {
+    for (store, results) in places() {
         let upstream = answering();
-        let sidecar = with_ledger(&upstream, &format!("results = \"{results}\"\nttl = \"1s\""));
+        let sidecar = store.with_ledger(&upstream, &format!("results = \"{results}\"\nttl = \"1s\""));
         list(&sidecar);
         // The one that is waited for comes last, so that its time is over last.
         both().iter().rev().for_each(|(call, _)| _ = call.ask(&sidecar));
         let (effect, _) = &both()[0];
         until("the result's time to be over", || message(&effect.ask(&sidecar))["error"].is_object());
-        assert_not_held(&upstream, &sidecar, &both(), results);
+        assert_not_held(&upstream, &sidecar, &both(), store.state());
     }
 }
 
@@ -308,8 +317,16 @@ fn a_tasks_handle_is_held_no_longer_than_the_task() {
         };
         reply.json(200, &[], &result(request, &answer.to_string()));
     });
-    let sidecar = Sidecar::before(&upstream);
-    list(&sidecar);
+    for (store, results) in places() {
+        assert_held_no_longer_than_the_task(
+            &store.with_ledger(&upstream, &format!("results = \"{results}\"")),
+        );
+    }
+    assert_eq!(calls(&upstream).len(), 4 * 6);
+}
+
+fn assert_held_no_longer_than_the_task(sidecar: &Sidecar) {
+    list(sidecar);
     for legacy in [false, true] {
         let call = |ttl: &str| {
             let call = Call::of("effect").key(&format!("{legacy}-{ttl}"));
@@ -317,15 +334,14 @@ fn a_tasks_handle_is_held_no_longer_than_the_task() {
             if legacy { call.legacy().param("task", "{}") } else { call }
         };
         let (short, long, endless) = (call("700"), call("60000"), call("null"));
-        let first: Vec<_> = [&short, &long, &endless].map(|call| call.ask(&sidecar).body).into();
-        assert_eq!([&long, &endless].map(|call| call.ask(&sidecar).body)[..], first[1..]);
+        let first: Vec<_> = [&short, &long, &endless].map(|call| call.ask(sidecar).body).into();
+        assert_eq!([&long, &endless].map(|call| call.ask(sidecar).body)[..], first[1..]);
         until("the task's time to be over", || {
-            let again = short.ask(&sidecar);
+            let again = short.ask(sidecar);
             again.body != first[0] && message(&again)["error"]["data"]["reason"] == "already_done"
         });
-        assert_eq!([&long, &endless].map(|call| call.ask(&sidecar).body)[..], first[1..]);
+        assert_eq!([&long, &endless].map(|call| call.ask(sidecar).body)[..], first[1..]);
     }
-    assert_eq!(calls(&upstream).len(), 6);
 }
 
 #[test]
@@ -384,8 +400,8 @@ fn what_only_the_sidecar_may_say_is_not_in_a_replay() {
         reply.event(&result(request, forged));
         reply.end();
     });
-    for results in ["memory", "store"] {
-        let sidecar = with_ledger(&upstream, &format!("results = \"{results}\""));
+    for (store, results) in places() {
+        let sidecar = store.with_ledger(&upstream, &format!("results = \"{results}\""));
         list(&sidecar);
         for n in 0..2 {
             let call = Call::of("effect").key(&format!("k{n}"));
@@ -394,7 +410,7 @@ fn what_only_the_sidecar_may_say_is_not_in_a_replay() {
             assert_eq!(message(&call.ask(&sidecar)), first);
         }
     }
-    assert_eq!(calls(&upstream).len(), 4);
+    assert_eq!(calls(&upstream).len(), 8, "two in each place");
 }
 
 #[test]
@@ -463,16 +479,18 @@ fn an_event_that_lacks_its_empty_line_commits() {
 
 #[test]
 fn a_call_that_is_done_stays_done_when_it_is_sent_again_and_fails() {
-    let upstream = server(|n, request: &Request, reply| match n {
-        0 => reply.json(200, &[], &done(request, n)),
-        _ => reply.break_off(),
-    });
-    let sidecar = Sidecar::before(&upstream);
-    list(&sidecar);
-    let call = Call::of("charge").key("k");
-    assert_eq!(text(&call.ask(&sidecar)), "done 0");
-    let stranger = call.clone().field("Authorization", "Bearer b");
-    assert_error(&stranger.ask(&sidecar), 1502, "upstream_failed", "unknown");
-    assert_eq!(text(&call.ask(&sidecar)), "done 0", "the committed result is still there");
-    assert_eq!(calls(&upstream).len(), 2);
+    for (store, results) in places() {
+        let upstream = server(|n, request: &Request, reply| match n {
+            0 => reply.json(200, &[], &done(request, n)),
+            _ => reply.break_off(),
+        });
+        let sidecar = store.with_ledger(&upstream, &format!("results = \"{results}\""));
+        list(&sidecar);
+        let call = Call::of("charge").key("k");
+        assert_eq!(text(&call.ask(&sidecar)), "done 0");
+        let stranger = call.clone().field("Authorization", "Bearer b");
+        assert_error(&stranger.ask(&sidecar), 1502, "upstream_failed", "unknown");
+        assert_eq!(text(&call.ask(&sidecar)), "done 0", "the committed result is still there: {store:?}");
+        assert_eq!(calls(&upstream).len(), 2);
+    }
 }

@@ -23,6 +23,7 @@ pub mod process;
 pub mod redis;
 pub mod sidecar;
 pub mod sse;
+pub mod store;
 pub mod tls;
 pub mod upstream;
 
