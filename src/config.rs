@@ -331,19 +331,20 @@ impl Config {
     ///
     /// In words: the store can't be opened, or is of a newer version.
     pub async fn open_store(&self) -> Result<Arc<dyn Store>, String> {
-        let spec = match &self.state {
-            State::Memory => store::Spec::Memory,
-            State::Sqlite(path) => store::Spec::Sqlite(path.clone()),
+        let (spec, place) = match &self.state {
+            State::Memory => (store::Spec::Memory, "memory".to_owned()),
+            State::Sqlite(path) => (store::Spec::Sqlite(path.clone()), path.display().to_string()),
             State::Redis(url) => {
                 let tls = tls::client(&tls::Files::default(), true)?;
-                store::Spec::Redis(
-                    store::RedisSettings::from_url(url, &tls).map_err(|error| format!("state: {error}"))?,
-                )
+                let settings =
+                    store::RedisSettings::from_url(url, &tls).map_err(|error| format!("state: {error}"))?;
+                let place = settings.to_string();
+                (store::Spec::Redis(settings), place)
             }
         };
         let bounds =
             store::Bounds { max_keys: self.ledger.max_keys, max_result_bytes: self.ledger.store_total };
-        store::open(&spec, bounds).await.map_err(|error| format!("state: {error}"))
+        store::open(&spec, bounds).await.map_err(|error| format!("state: {place}: {error}"))
     }
 
     /// The settings of the listener for nodes.

@@ -7,6 +7,7 @@ mod support;
 
 use std::{
     fs,
+    io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -14,6 +15,7 @@ use std::{
 use support::{
     BOUND, Client, Gate, Process, Sidecar, Upstream,
     mcp::{call, result},
+    store::Store,
 };
 use tempfile::TempDir;
 
@@ -85,6 +87,58 @@ fn an_address_that_can_t_be_bound_exits_with_1_and_names_it() {
         binary(&["serve", "--upstream", &upstream.url(), "--listen", &upstream.address]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(told(&output).contains(&upstream.address), "{}", told(&output));
+}
+
+/// Starts a sidecar on that state, which has to refuse it, and gives what it says.
+fn refused(state: &str) -> String {
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "", "--upstream", "http://127.0.0.1:1/mcp"];
+    let output = binary(&[&serve[..], &["--state", state]].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert!(!told(&output).contains("listening"), "{}", told(&output));
+    told(&output)
+}
+
+#[test]
+fn a_state_of_a_newer_version_is_refused_by_name_and_version_and_left_alone() {
+    let upstream = Upstream::json("{}");
+    let store = Store::sqlite();
+    drop(store.before(&upstream));
+    let file = store.folder().path().join("state.db");
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.pragma_update(None, "user_version", 7).unwrap();
+    drop(other);
+    let before = fs::read(&file).unwrap();
+    let told = refused(store.state());
+    assert!(
+        told.contains(&format!(
+            "{}: the state store has schema 7, this version knows up to 1",
+            file.display()
+        )),
+        "{told}"
+    );
+    assert_eq!(fs::read(&file).unwrap(), before);
+
+    let store = Store::redis();
+    let address = store.state().strip_prefix("redis://").unwrap().strip_suffix("/0").unwrap();
+    let mut server = std::net::TcpStream::connect(address).unwrap();
+    server.write_all(b"SET mcp-sidecar:schema 2\r\n").unwrap();
+    server.read_exact(&mut [0; 5]).unwrap();
+    let told = refused(store.state());
+    assert!(
+        told.contains(&format!(
+            "redis://{address}/0: the state store has schema 2, this version knows up to 1"
+        )),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_state_of_another_program_is_refused_by_name() {
+    let store = Store::sqlite();
+    let file = store.folder().path().join("state.db");
+    rusqlite::Connection::open(&file).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
+    let told = refused(store.state());
+    assert!(told.contains(&format!("{}: the state store is damaged: ", file.display())), "{told}");
 }
 
 #[test]
