@@ -131,9 +131,15 @@ fn string(text: &str, out: &mut Vec<u8>) {
 fn scalar(token: &[u8], out: &mut Vec<u8>) {
     let text = std::str::from_utf8(token).unwrap_or_default();
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    // Not nothing, and too small for a double to hold.
+    let vanishes = number == Some(0.0)
+        && text
+            .bytes()
+            .take_while(|byte| !matches!(byte, b'e' | b'E'))
+            .any(|byte| matches!(byte, b'1'..=b'9'));
     let whole = !text.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E'));
     match number {
-        Some(number) if !(whole && number.abs() > MAX_SAFE) => {
+        Some(number) if !(vanishes || whole && number.abs() > MAX_SAFE) => {
             // Only what is not finite could fail.
             let _ = serde_json_canonicalizer::to_writer(&number, out);
         }
@@ -224,6 +230,8 @@ mod tests {
         assert_ne!(form("9007199254740992"), form("9007199254740993"));
         assert_eq!(form("-123456789012345678901234567890"), "-123456789012345678901234567890");
         assert_eq!(form("1e999"), "1e999");
+        assert_eq!(form("-0.1e-400"), "-0.1e-400");
+        assert_eq!((form("0e400"), form("0.00e-400")), ("0".into(), "0".into()));
         assert_eq!(form("9007199254740991"), "9007199254740991");
     }
 
