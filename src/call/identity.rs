@@ -57,15 +57,15 @@ struct Said {
     #[serde(deserialize_with = "given")]
     activity: Option<Given<String>>,
     #[serde(deserialize_with = "given")]
-    continued: Option<Given<u64>>,
+    continued: Option<Given<Whole>>,
     #[serde(deserialize_with = "given")]
-    session: Option<Given<u64>>,
+    session: Option<Given<Whole>>,
     #[serde(deserialize_with = "given")]
     session_start: Option<Given<String>>,
     #[serde(deserialize_with = "given")]
-    k: Option<Given<u64>>,
+    k: Option<Given<Whole>>,
     #[serde(deserialize_with = "given")]
-    attempt: Option<Given<u64>>,
+    attempt: Option<Given<Whole>>,
     #[serde(deserialize_with = "given")]
     time_limit: Option<Given<f64>>,
     #[serde(deserialize_with = "given")]
@@ -90,6 +90,22 @@ impl<'de, T: de::DeserializeOwned> Deserialize<'de> for Given<T> {
     }
 }
 
+/// A whole number, however JSON spells it: `1`, `1.0`, `1e0`.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "serde_json::Number")]
+struct Whole(u64);
+
+impl TryFrom<serde_json::Number> for Whole {
+    type Error = &'static str;
+
+    fn try_from(number: serde_json::Number) -> Result<Self, Self::Error> {
+        // A double beyond 2^53 may stand for several.
+        let exact = |number: &f64| number.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(number);
+        let double = || number.as_f64().filter(exact).map(|number| number as u64);
+        number.as_u64().or_else(double).map(Self).ok_or("no whole number")
+    }
+}
+
 impl Identity {
     /// Reads the object (its JSON, if the node sent one) and the headers.
     ///
@@ -105,20 +121,20 @@ impl Identity {
         };
         // Most messages have none of these fields: that is one look at what is there, not nine for what may be.
         let any = headers.keys().any(|name| name.as_str().starts_with("oz0-"));
-        let field = |name: &'static str| if any { Field::find(headers, name) } else { Ok(Field(None)) };
-        let elapsed = seconds("elapsed", said.elapsed.as_ref(), field("oz0-elapsed")?, 0.0)?;
+        let field = |name: &'static str| if any { Field::find(headers, name) } else { Field(Ok(None)) };
+        let elapsed = seconds("elapsed", said.elapsed.as_ref(), field("oz0-elapsed"), 0.0)?;
         let mut identity = Self {
-            job: text("job", said.job, field("oz0-job")?)?,
-            activity: text("activity", said.activity, field("oz0-activity")?)?,
-            session_start: text("session_start", said.session_start, field("oz0-session-start")?)?,
-            continued: whole("continued", said.continued.as_ref(), field("oz0-continued")?, 0)?.unwrap_or(0),
-            session: whole("session", said.session.as_ref(), field("oz0-session")?, 0)?,
-            k: whole("k", said.k.as_ref(), field("oz0-k")?, 1)?,
-            attempt: whole("attempt", said.attempt.as_ref(), field("oz0-attempt")?, 1)?,
+            job: text("job", said.job, field("oz0-job"))?,
+            activity: text("activity", said.activity, field("oz0-activity"))?,
+            session_start: text("session_start", said.session_start, field("oz0-session-start"))?,
+            continued: whole("continued", said.continued.as_ref(), field("oz0-continued"), 0)?.unwrap_or(0),
+            session: whole("session", said.session.as_ref(), field("oz0-session"), 0)?,
+            k: whole("k", said.k.as_ref(), field("oz0-k"), 1)?,
+            attempt: whole("attempt", said.attempt.as_ref(), field("oz0-attempt"), 1)?,
             time_limit: seconds(
                 "time_limit",
                 said.time_limit.as_ref(),
-                field("oz0-time-limit")?,
+                field("oz0-time-limit"),
                 f64::MIN_POSITIVE,
             )?,
             elapsed: elapsed.unwrap_or_default(),
@@ -156,16 +172,16 @@ impl Identity {
     }
 }
 
-/// One header that stands for a member.
-struct Field(Option<String>);
+/// One header that stands for a member. What is wrong with it matters only where the object does not say that.
+struct Field(Result<Option<String>, Invalid>);
 
 impl Field {
-    fn find(headers: &HeaderMap, name: &'static str) -> Result<Self, Invalid> {
+    fn find(headers: &HeaderMap, name: &'static str) -> Self {
         let mut values = headers.get_all(name).iter();
-        let Some(value) = values.next() else { return Ok(Self(None)) };
+        let Some(value) = values.next() else { return Self(Ok(None)) };
         let readable = value.to_str().ok().filter(|_| values.next().is_none());
-        let value = readable.ok_or_else(|| invalid(name, "the header is repeated or not readable"))?;
-        Ok(Self(Some(value.trim().to_owned())))
+        let value = readable.map(|value| Some(value.trim().to_owned()));
+        Self(value.ok_or_else(|| invalid(name, "the header is repeated or not readable")))
     }
 }
 
@@ -173,7 +189,7 @@ impl Field {
 fn text(member: &'static str, given: Option<Given<String>>, field: Field) -> Result<Option<String>, Invalid> {
     let value = match given {
         Some(Given(value)) => Some(value.ok_or_else(|| invalid(member, "it is no string"))?),
-        None => field.0,
+        None => field.0?,
     };
     let fits = |value: &String| {
         (1..=MAX_TEXT).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_graphic())
@@ -187,14 +203,14 @@ fn text(member: &'static str, given: Option<Given<String>>, field: Field) -> Res
 /// A whole number of at least `least`.
 fn whole(
     member: &'static str,
-    given: Option<&Given<u64>>,
+    given: Option<&Given<Whole>>,
     field: Field,
     least: u64,
 ) -> Result<Option<u64>, Invalid> {
     let bad = || invalid(member, "it is no whole number, or too small");
     let value = match given {
-        Some(Given(value)) => (*value).ok_or_else(bad)?,
-        None => match field.0 {
+        Some(Given(value)) => value.as_ref().ok_or_else(bad)?.0,
+        None => match field.0? {
             None => return Ok(None),
             Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
                 text.parse().map_err(|_| bad())?
@@ -215,7 +231,7 @@ fn seconds(
     let bad = || invalid(member, "it is no number of seconds, or too small");
     let value = match given {
         Some(Given(value)) => (*value).ok_or_else(bad)?,
-        None => match field.0 {
+        None => match field.0? {
             None => return Ok(None),
             Some(text) => text.parse::<f64>().map_err(|_| bad())?,
         },

@@ -100,6 +100,19 @@ fn what_a_member_must_not_be_is_refused_by_its_name() {
 }
 
 #[test]
+fn a_whole_number_may_be_spelled_as_any_number() {
+    for (spelled, number) in [("3", 3), ("3.0", 3), ("0.3e1", 3), ("9007199254740992.0", 1 << 53)] {
+        let identity = object(&format!("{{\"k\":{spelled},\"attempt\":{spelled}}}")).unwrap();
+        assert_eq!((identity.k, identity.attempt), (Some(number), Some(number)), "{spelled}");
+    }
+    assert_eq!(object("{\"continued\":18446744073709551615}").unwrap().continued, u64::MAX);
+    assert_eq!(object("{\"session\":-0}").unwrap().session, Some(0));
+    for no in ["1.5", "-1", "-1.0", "1e17", "1e400", "18446744073709551616", "\"1\"", "true", "[1]"] {
+        assert_eq!(object(&format!("{{\"session\":{no}}}")).unwrap_err().member, "session", "{no}");
+    }
+}
+
+#[test]
 fn a_repeated_header_is_refused() {
     let mut headers = HeaderMap::new();
     headers.append("oz0-job", HeaderValue::from_static("a"));
