@@ -352,8 +352,8 @@ pub fn own_resume_text(own: &[u8]) -> String {
 
 /// A number as a person writes it: `2`, not `2.0`.
 fn text(number: f64) -> String {
-    // Rust's display of a whole double has no fraction.
-    number.to_string()
+    // Rust's display of a whole double has no fraction. Nothing is no less than nothing.
+    (number + 0.0).to_string()
 }
 
 #[cfg(test)]

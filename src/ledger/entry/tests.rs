@@ -186,6 +186,9 @@ fn the_next_attempt_goes_on_from_the_last_token() {
     let go = next(&report, &attempt("b"));
     assert_eq!(go.resume.as_ref().unwrap().token, "t2");
     assert_eq!(resume_text(&go, true, true), "resumed from progress 2 of 4");
+    let nothing = Resume { at: Reached { progress: -0.0, total: None }, ..go.resume.clone().unwrap() };
+    let go = Go { resume: Some(nothing), ..go };
+    assert_eq!(resume_text(&go, true, true), "resumed from progress 0");
 }
 
 #[test]
