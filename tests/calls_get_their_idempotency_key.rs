@@ -150,9 +150,11 @@ fn the_object_wins_member_by_member() {
 #[test]
 fn a_header_that_is_malformed_is_refused_unless_the_object_says_it() {
     let (upstream, sidecar) = known();
-    let call = Call::of("effect").activity("job", "a").field("Oz0-Job", "");
-    assert_eq!(call.ask(&sidecar).status(), 200);
-    assert_eq!(last_key(&upstream).unwrap(), "job/a");
+    let call = Call::of("effect").activity("job", "a");
+    for call in [call.clone().field("Oz0-Job", ""), call.field("Oz0-Job", "b").field("Oz0-Job", "c")] {
+        assert_eq!(call.ask(&sidecar).status(), 200);
+        assert_eq!(last_key(&upstream).unwrap(), "job/a");
+    }
 }
 
 #[test]
@@ -348,6 +350,33 @@ fn what_breaks_the_rules_of_an_identity_is_refused_and_not_sent() {
         );
     }
     assert_eq!(calls(&upstream).len(), 0, "nothing was sent");
+}
+
+#[test]
+fn a_call_that_says_which_it_is_and_has_no_id_is_refused_and_not_sent() {
+    let (upstream, sidecar) = known();
+    let named = [
+        Call::of("effect").activity("job", "a"),
+        Call::of("effect").said(json!({})),
+        Call::of("effect").key("own"),
+        Call::of("effect").field("Oz0-Job", "job"),
+        Call::of("effect").field("Idempotency-Key", "\"k\""),
+    ];
+    for id in ["null", "true", "{}", "[1]", ""] {
+        for call in named.iter().flat_map(|call| [call.clone(), call.clone().legacy()]) {
+            let mut post = call.post();
+            let with = if id.is_empty() { String::new() } else { format!("\"id\":{id},") };
+            post.body = call.body().replacen("\"id\":1,", &with, 1).into();
+            let response = sidecar.client().ask(&post);
+            assert_eq!(response.status(), 400, "{id}: {}", response.text());
+            assert_eq!(response.json()["error"]["code"], -32600);
+        }
+    }
+    assert_eq!(calls(&upstream).len(), 0, "nothing was sent");
+    let post = Call::of("effect").legacy();
+    let body = post.body().replacen("\"id\":1,", "\"id\":null,", 1);
+    sidecar.client().ask(&Post { body: body.into(), ..post.post() });
+    assert_eq!(calls(&upstream).len(), 1, "without any it is the upstream's to judge");
 }
 
 #[test]

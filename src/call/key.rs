@@ -6,7 +6,8 @@ use sha2::{Digest as _, Sha256};
 use super::identity::Identity;
 use crate::message::canonical::{self, canonical};
 
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// IETF draft § 2.
+pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The digest of a call's arguments: the first 32 hex digits of SHA-256 over their canonical form; absent ones count as
 /// `{}`.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     LegacyDisconnect, Sidecar, Turn,
-    post::{Asked, KEY},
+    post::{Asked, CALL, KEY},
     refuse,
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
         entry::{Attempt, Verdict, own_resume_text, resume_text},
     },
     listing::Known,
-    message::{Era, Message, Meta, MetaObject},
+    message::{Era, Kind, Message, Meta, MetaObject},
     relay::{Body, clocks},
     store,
 };
@@ -275,6 +275,26 @@ struct Keyed {
     resume: Option<Bytes>,
     key: String,
     digest: String,
+}
+
+/// Why a call that says which call it is, and has no id to be answered under, is refused: it can't be claimed, and its server
+/// may make it all the same.
+pub(super) fn unanswerable(turn: &Turn, message: &Message) -> Option<Refusal> {
+    let other = matches!(message.kind, Kind::Notification | Kind::Other);
+    if !other || message.method.as_deref() != Some(CALL) {
+        return None;
+    }
+    let said = match &message.params.meta {
+        Meta::Object(meta) => [OWN_CALL, KEY].iter().any(|key| meta.oz0.contains_key(*key)),
+        _ => false,
+    };
+    let headers = &turn.parts.headers;
+    let named = said
+        || headers.contains_key(key::IDEMPOTENCY_KEY)
+        || headers.keys().any(|name| name.as_str().starts_with("oz0-"));
+    named.then(|| {
+        Refusal::bad_request(INVALID_REQUEST, "a call with an identity has an id, a string or a number", None)
+    })
 }
 
 /// What the log says of an identity and its tool.

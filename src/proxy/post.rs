@@ -9,7 +9,7 @@ use tokio::time::{self, Duration, Instant};
 use super::{
     Asking, LegacyDisconnect, Route, Sidecar, Turn, admit,
     forward::{IDEMPOTENCY_KEY, Outgoing, TRACEPARENT},
-    keyed::{Going, OWN_CALL},
+    keyed::{self, Going, OWN_CALL},
     refuse,
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 };
 
 const INITIALIZE: &str = "initialize";
-const CALL: &str = "tools/call";
+pub(super) const CALL: &str = "tools/call";
 const LIST: &str = "tools/list";
 const LISTEN: &str = "subscriptions/listen";
 const CANCELLED: &str = "notifications/cancelled";
@@ -104,6 +104,9 @@ impl Sidecar {
         if let Some(denied) = denied(&turn.route, &message) {
             let asked = asked(&turn, &message, scope);
             return self.failed(turn.exchange, &asked, &denied);
+        }
+        if let Some(refusal) = keyed::unanswerable(&turn, &message) {
+            return refuse(turn.exchange, &refusal, None);
         }
         for answered in message.batch.iter().chain([&message]).filter(|one| one.kind == Kind::Response) {
             if let Some(id) = &answered.id {
