@@ -108,6 +108,8 @@ fn end(how: &str, request: &Request, reply: &mut Reply) {
         "503" => reply.json(503, &[], "away"),
         "429" => reply.json(429, &[("Retry-After", "3")], "busy"),
         "busy 503" => reply.json(503, &[("Retry-After", "3")], "busy"),
+        "302" | "303" => reply.json(how.parse().unwrap(), &[("Location", "/made")], ""),
+        "308" => reply.json(308, &[("Location", "http://127.0.0.1:1/mcp")], ""),
         "400" => reply.json(400, &[], &error),
         "401" => reply.json(401, &[], ""),
         "is error" => reply.json(200, &[], &is_error),
@@ -123,7 +125,7 @@ fn end(how: &str, request: &Request, reply: &mut Reply) {
 }
 
 /// How the first attempt ends, and whether an unsafe call may be sent again then.
-const ENDINGS: [(&str, bool); 17] = [
+const ENDINGS: [(&str, bool); 20] = [
     ("lost", false),
     ("reset", false),
     ("cut stream", false),
@@ -134,6 +136,9 @@ const ENDINGS: [(&str, bool); 17] = [
     ("500", false),
     ("503", false),
     ("busy 503", false),
+    ("302", false),
+    ("303", false),
+    ("308", true),
     ("429", true),
     ("400", true),
     ("401", true),

@@ -495,6 +495,13 @@ fn is_answer_to(answer: &Answer, asked: &Asked) -> bool {
     }
 }
 
+/// Whether a status says that a call was not made: a 4xx, or a redirect that asks for the same request elsewhere. What asks for
+/// another one instead (303, and 301 and 302 as they came to be used) may answer a call that was (RFC 9110 § 15.4).
+fn declines(status: StatusCode) -> bool {
+    status.is_client_error()
+        || matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+}
+
 /// Status, headers and body as they came, but for a coding that nobody asked for.
 fn pass_through(
     mut turn: Box<Turn>,
@@ -513,8 +520,7 @@ fn pass_through(
     let rest = Rest { body: rest, encoded, decoder, piece };
     turn.exchange.account.record.status = Some(head.status.as_u16());
     if let Some(claim) = &mut turn.exchange.claim {
-        let unsure = head.status.is_server_error() || head.status.is_success();
-        claim.ends(if unsure { State::Unknown } else { State::Failed });
+        claim.ends(if declines(head.status) { State::Failed } else { State::Unknown });
     }
     // A stream that can't be read, since its coding is not known, must not be held up behind this hop either.
     if head.status == StatusCode::OK && headers::is_content_type(&head.headers, EVENT_STREAM) {
