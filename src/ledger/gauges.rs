@@ -25,7 +25,7 @@ impl Ledger {
         let parked = "Legacy calls whose response may still come on a GET.";
         show(Kind::Gauge, "parked_calls", parked, |ledger| ledger.parked().len());
         let results = "Bytes of committed results in memory, of ledger.max_total.";
-        show(Kind::Gauge, "result_bytes", results, |ledger| ledger.results.bytes());
+        show(Kind::Gauge, "result_bytes", results, Self::result_bytes);
         let away = "1 while the state store does not answer.";
         show(Kind::Gauge, "store_away", away, |ledger| usize::from(ledger.is_away()));
         let queue = "Questions that wait for the state store's thread.";
