@@ -8,6 +8,9 @@ use crate::store::{Error, Records};
 /// Expired records that one sweep removes from a table at most.
 const SWEEP: i64 = 256;
 
+/// Expired records that are looked at for one number.
+const LOOKED_AT: i64 = 10_000;
+
 /// One transaction; rolled back unless it is committed.
 pub(super) struct Tables<'a> {
     transaction: Transaction<'a>,
@@ -197,11 +200,12 @@ impl<'a> Tables<'a> {
         Ok(found)
     }
 
-    /// What a table holds, without what has expired.
+    /// What a table holds, without what has expired; of very much that has, the rest counts until it is swept: whoever
+    /// asks for a number must not hold up every call.
     pub(super) fn usage(&self, table: Table, now: u64) -> Result<Usage, Failure> {
         let sql = format!(
-            "SELECT count(*), coalesce(sum(octet_length(key) + octet_length(value)), 0) FROM {}
-             WHERE expires <= ?1",
+            "SELECT count(*), coalesce(sum(size), 0) FROM
+             (SELECT octet_length(key) + octet_length(value) AS size FROM {} WHERE expires <= ?1 LIMIT {LOOKED_AT})",
             table.name()
         );
         let mut statement = self.transaction.prepare_cached(&sql)?;

@@ -54,6 +54,21 @@ fn is_unavailable(outcome: &Result<(), Error>) -> bool {
 }
 
 #[tokio::test]
+async fn of_very_much_that_has_expired_a_part_is_looked_at() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    folder
+        .other()
+        .execute_batch(
+            "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 10100)
+             INSERT INTO keys (key, value, expires) SELECT 'k' || n, x'00', n FROM n;
+             UPDATE usage SET records = 10101, bytes = 100000 WHERE name = 'keys';",
+        )
+        .expect("expired records, and one more that is counted");
+    assert_eq!(store.usage(Table::Keys).await.expect("told").records, 101);
+}
+
+#[tokio::test]
 async fn a_restart_keeps_everything() {
     let folder = Folder::new();
     let store = folder.store().await;
