@@ -121,6 +121,8 @@ struct Read {
     acknowledged: usize,
     changed: usize,
     ended: usize,
+    /// Of these, how many with their terminator, and with nothing but an acknowledgement.
+    ended_as_drained: usize,
 }
 
 async fn node(address: String, number: usize, read: Watched<Read>) {
@@ -141,7 +143,12 @@ async fn node(address: String, number: usize, read: Watched<Read>) {
         });
         seen = count;
     }
-    read.change(|read| read.ended += 1);
+    let text = String::from_utf8_lossy(&bytes);
+    let as_drained = text.ends_with("\r\n0\r\n\r\n") && text.matches("data: ").count() == 1;
+    read.change(|read| {
+        read.ended += 1;
+        read.ended_as_drained += usize::from(as_drained);
+    });
 }
 
 fn wait(read: &Watched<Read>, wanted: impl Fn(&Read) -> bool) {
@@ -226,4 +233,41 @@ fn a_thousand_that_wait_for_an_upstream_which_is_down_are_all_back_when_it_is() 
     assert_eq!(read.lock().acknowledged, STREAMS);
     let slots = histogram(up, &requests);
     assert!(slots.iter().all(|count| *count <= STREAMS / 3), "{slots:?}");
+}
+
+/// Those that wait hold up no end: each node's stream ends as one that is open does, and each exchange has its line.
+#[test]
+fn a_thousand_that_wait_for_an_upstream_which_is_gone_end_at_once_with_the_drain() {
+    for answers_nothing in [false, true] {
+        let mut upstream = Upstream::start();
+        let mut sidecar = upstream.sidecar();
+        let read = upstream.nodes(&sidecar);
+        upstream.go_down();
+        let asked: Vec<_> = match answers_nothing {
+            true => upstream.port.open().incoming().take(STREAMS).collect(),
+            // So often that the next waits are seconds.
+            false => {
+                sidecar.wait_said("listening again", 5 * STREAMS);
+                Vec::new()
+            }
+        };
+        let begun = Instant::now();
+        sidecar.signal("TERM");
+        wait(&read, |read| read.ended == STREAMS);
+        assert!(sidecar.wait_exit().success());
+        let took = begun.elapsed();
+        println!("ended after {took:?}");
+        // Far above what it takes on a busy machine, and far below what a drain may take.
+        assert!(took < Duration::from_secs(15), "{took:?}");
+        assert_eq!(read.lock().ended_as_drained, STREAMS, "{read:?}");
+        assert_eq!(read.lock().changed, 0);
+        let lines = sidecar.lines();
+        let ids: HashSet<_> = lines.iter().map(|line| line["id"].as_u64()).collect();
+        assert_eq!((lines.len(), ids.len()), (STREAMS, STREAMS));
+        for line in &lines {
+            assert_eq!((&line["outcome"], &line["cancelled_by"]), (&"cancelled".into(), &"drain".into()));
+            assert_eq!((&line["status"], &line["events"]), (&200.into(), &1.into()), "{line}");
+        }
+        drop(asked);
+    }
 }
