@@ -1,8 +1,12 @@
 //! `serve`: wires everything, and lives until a signal ends it.
 
+mod diagnostics;
+
 use std::{
     convert::Infallible,
+    fs::File,
     io::{self, IsTerminal},
+    os::fd::AsFd,
     process::ExitCode,
     sync::Arc,
     time::Duration,
@@ -47,8 +51,16 @@ pub fn run(flags: Flags) -> ExitCode {
     let loaded = Config::load(&flags, &process_environment);
     match loaded.and_then(|config| reload::Reloader::new(flags, config)) {
         Ok((reloader, settings)) => {
-            let level = diagnose(&reloader.current().log);
-            in_one_thread(serve(reloader, settings, level))
+            let (level, writer) = match diagnose(&reloader.current().log) {
+                Ok(diagnosing) => diagnosing,
+                Err(error) => {
+                    eprintln!("mcp-sidecar: can't start: {error}");
+                    return ExitCode::from(FAILED);
+                }
+            };
+            let code = in_one_thread(serve(reloader, settings, level, &writer));
+            writer.close();
+            code
         }
         Err(problems) => {
             eprintln!("{problems}");
@@ -60,13 +72,16 @@ pub fn run(flags: Flags) -> ExitCode {
 /// Changes the level of the diagnostic log.
 type Level = filter_reload::Handle<Targets, Registry>;
 
-/// The diagnostic log, on stderr.
-fn diagnose(log: &Log) -> Level {
+/// The diagnostic log, on stderr, from a thread of its own.
+fn diagnose(log: &Log) -> io::Result<(Level, diagnostics::Writer)> {
     let (targets, level) = filter_reload::Layer::new(targets(log.level));
-    let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    // A file of its own, so that a thread that waits for it holds no lock that `eprintln!` and panics wait for.
+    let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let (lines, writer) = diagnostics::start(stderr)?;
+    let lines = fmt::layer().with_writer(lines).with_ansi(io::stderr().is_terminal());
     let lines = if log.text { lines.boxed() } else { lines.json().boxed() };
     tracing_subscriber::registry().with(lines.with_filter(targets)).init();
-    level
+    Ok((level, writer))
 }
 
 /// Other crates' lines below a warning stay out: some show header values.
@@ -75,7 +90,12 @@ fn targets(level: LevelFilter) -> Targets {
 }
 
 /// Serves until a signal has ended it.
-async fn serve(reloader: reload::Reloader, settings: proxy::Settings, level: Level) -> ExitCode {
+async fn serve(
+    reloader: reload::Reloader,
+    settings: proxy::Settings,
+    level: Level,
+    diagnostics: &diagnostics::Writer,
+) -> ExitCode {
     let started =
         Signals::new().map_err(|error| format!("can't wait for signals: {error}")).and_then(|signals| {
             let (nodes, admin) = bind(reloader.current())?;
@@ -101,6 +121,7 @@ async fn serve(reloader: reload::Reloader, settings: proxy::Settings, level: Lev
     sidecar.show_in(&metrics);
     ledger.show_in(&metrics);
     sink.show_in(&metrics);
+    diagnostics.show_in(&metrics);
     let admin = admin_listener.map(|listener| {
         serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
     });
