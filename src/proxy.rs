@@ -35,7 +35,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header, r
 use http_body::Body as _;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use tokio::time;
+use tokio::{runtime::Handle, time};
 
 use self::{forward::Via, read::Joined};
 pub use listen::Asking;
@@ -53,7 +53,7 @@ use crate::{
     ledger::Ledger,
     limits::{Held, Places},
     listing::Listing,
-    relay::{Body, held},
+    relay::{Body, held, lane::Lane},
     server::{BadHead, Peer},
     session::Sessions,
     waits::Waits,
@@ -82,6 +82,7 @@ pub struct Sidecar {
     calls: Places,
     streams: Places,
     held: Places,
+    lane: Arc<Lane>,
     detached: Places,
     draining: AtomicBool,
 }
@@ -127,6 +128,7 @@ impl Sidecar {
             calls: Places::default(),
             streams: Places::default(),
             held: Places::default(),
+            lane: Lane::new(Handle::current().metrics().num_workers()),
             detached: Places::default(),
             draining: AtomicBool::new(false),
         })

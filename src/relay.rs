@@ -7,6 +7,7 @@ pub mod body;
 pub mod clocks;
 pub mod decode;
 pub mod held;
+pub mod lane;
 pub mod listen;
 pub mod queue;
 mod source;

@@ -574,6 +574,7 @@ fn stream_answer(
         client_stall: limits.client_stall,
         idle_timeout: turn.route.idle_timeout,
         held: held(),
+        lane: sidecar.lane.clone(),
         listen,
         peer: turn.peer,
     });

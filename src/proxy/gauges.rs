@@ -19,6 +19,8 @@ impl Sidecar {
         gauge("calls", calls, |sidecar| sidecar.calls.taken());
         let streams = "GET and listen streams, of limits.streams.";
         gauge("streams", streams, |sidecar| sidecar.streams.taken());
+        let lane = "Streams with ever more to read that wait for their next turn.";
+        gauge("streams_in_lane", lane, |sidecar| sidecar.lane.waiting());
         let detached = "Notifications and responses on their way that do not end with their node.";
         gauge("detached_messages", detached, |sidecar| sidecar.detached.taken());
         let sessions = "Legacy sessions whose revision and client are remembered.";

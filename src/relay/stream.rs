@@ -40,6 +40,7 @@ use super::{
     body::Body,
     clocks::Clocks,
     decode::Decoder,
+    lane::{self, Lane, TURN},
     listen::{self, Attempt, Listen},
     queue::{Class, Queue},
     source::Source,
@@ -52,10 +53,8 @@ use crate::{
 
 /// After the final response of a modern stream the upstream has this long to end it.
 const LINGER: Duration = Duration::from_millis(500);
-/// Chunks that the pump takes before it lets others run ...
+/// Chunks that the pump takes before it lets others run, or bytes of a turn.
 const CHUNKS: usize = 32;
-/// ... or bytes: of many floods each has its turn, and whoever is behind them waits for all of those.
-const TURN: usize = 16 * 1024;
 /// Turns after which the body is woken at the latest, while the upstream has ever more.
 const TURNS: u8 = 4;
 /// Encoded bytes that are decoded at once: what comes of them has to be held, and that may be a thousand times as much.
@@ -92,6 +91,8 @@ pub struct Start {
     pub idle_timeout: Duration,
     /// Counts the bytes held, together with all other streams.
     pub held: Held,
+    /// Where streams that have ever more to read take turns.
+    pub lane: Arc<Lane>,
     /// The node's connection.
     pub peer: Peer,
 }
@@ -159,6 +160,7 @@ pub fn relay(start: Start) -> Body {
         clocks: start.clocks,
         asking: false,
         blocked: false,
+        place: lane::Place::new(start.lane),
         turns: 0,
         linger: None,
         idle_timeout: start.idle_timeout,
@@ -195,6 +197,8 @@ struct Pump {
     clocks: Clocks,
     asking: bool,
     blocked: bool,
+    /// In the lane.
+    place: lane::Place,
     /// Turns since the body was woken.
     turns: u8,
     linger: Option<Instant>,
@@ -236,25 +240,36 @@ impl Future for Pump {
             self.poll_upstream(cx);
             self.stand_still();
         }
-        ready!(self.poll_parted(cx));
         if self.upstream.is_none() {
+            self.place.leave();
             self.assembly.end();
         }
+        ready!(self.poll_parted(cx));
         self.poll_drained(cx)
     }
 }
 
 impl Pump {
     fn poll_upstream(&mut self, cx: &mut Context<'_>) {
+        if self.place.poll_turn(cx).is_pending() {
+            return;
+        }
         let mut taken = 0;
+        let more = self.take_turn(&mut taken, cx);
+        self.place.took(taken, more, cx);
+    }
+
+    /// Takes what is ready, up to a turn of bytes; false if that was all for now.
+    fn take_turn(&mut self, taken: &mut usize, cx: &mut Context<'_>) -> bool {
         for _ in 0..CHUNKS {
-            if taken >= TURN {
+            if *taken >= TURN {
                 break;
             }
             let ends = self.closing.is_some() && !self.heals();
             let goes_on = self.poll_settled(cx).is_ready() && (ends || self.deliver(cx));
             if !goes_on {
-                return self.flush();
+                self.flush();
+                return false;
             }
             if self.settling.is_some() {
                 continue;
@@ -265,7 +280,7 @@ impl Pump {
                     self.close();
                 }
                 if self.upstream.is_none() {
-                    return;
+                    return false;
                 }
                 continue;
             }
@@ -273,7 +288,8 @@ impl Pump {
                 break;
             }
             if self.assembly.poll_room(self.scanner.held(), cx).is_pending() {
-                return self.flush();
+                self.flush();
+                return false;
             }
             let chunk = self.poll_chunk(cx);
             match chunk {
@@ -284,11 +300,14 @@ impl Pump {
                 Poll::Ready(Some(Ok(chunk))) => {
                     let length = chunk.len();
                     self.closing = self.take(chunk).err().map(Closing::Unfit);
-                    taken += length.saturating_sub(self.rest.len());
+                    *taken += length.saturating_sub(self.rest.len());
                 }
                 Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
-                Poll::Pending => return self.flush(),
+                Poll::Pending => {
+                    self.flush();
+                    return false;
+                }
             }
         }
         // The pump comes again before the node has had less: large pieces cost both sides less than many small ones.
@@ -296,7 +315,7 @@ impl Pump {
         if self.turns == TURNS || self.is_full() {
             self.flush();
         }
-        cx.waker().wake_by_ref();
+        true
     }
 
     /// The node waits, and there is enough for it: it should have that first.
