@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tokio::time;
+use tokio::{task::yield_now, time};
 
 use crate::{
     error::Failure,
@@ -115,14 +115,20 @@ pub(super) enum Read {
 }
 
 /// Reads a body whole, or until it exceeds `limit`. What is compressed may be small only on the wire: no piece of it may
-/// be larger than `piece` when it is decoded. Where many bodies are held together, reading pauses.
-pub(super) async fn read(
-    body: &mut upstream::Body,
+/// be larger than `piece` when it is decoded. Where many bodies are held together, reading pauses; and others have their
+/// turn where few bytes become many.
+pub(super) async fn read<B>(
+    body: &mut B,
     held: &mut Held,
     decoder: &mut Option<Decoder>,
     limit: usize,
     piece: usize,
-) -> Result<Read, Failure> {
+) -> Result<Read, Failure>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    Failure: From<B::Error>,
+{
+    let mut decoded = 0;
     let mut all = Joined::expecting(body.size_hint().exact().filter(|_| decoder.is_none()), limit);
     while let Some(frame) = next(body, held).await {
         let Ok(mut chunk) = frame?.into_data() else { continue };
@@ -132,6 +138,13 @@ pub(super) async fn read(
                 None => std::mem::take(&mut chunk),
             };
             held.room(piece).await;
+            if decoder.is_some() {
+                decoded += some.len();
+                if decoded >= LARGE {
+                    decoded = 0;
+                    yield_now().await;
+                }
+            }
             all.push(some);
             if all.len() > limit {
                 return Ok(Read::Begun { first: all.into(), encoded: chunk });
@@ -146,10 +159,10 @@ pub(super) async fn read(
     Ok(Read::Whole(all.into()))
 }
 
-async fn next(
-    body: &mut upstream::Body,
-    held: &mut Held,
-) -> Option<Result<http_body::Frame<Bytes>, upstream::Error>> {
+async fn next<B>(body: &mut B, held: &mut Held) -> Option<Result<http_body::Frame<Bytes>, B::Error>>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
     if held.has_turn() {
         if let Ok(frame) = time::timeout(TURN, body.frame()).await {
             return frame;
@@ -199,7 +212,36 @@ impl From<Joined> for Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::Future as _, io::Write as _, pin::pin, task::Context};
+
+    use flate2::{Compression, write::GzEncoder};
+    use http_body_util::Full;
+
     use super::*;
+    use crate::limits::Places;
+
+    /// A body that is there at once must not be decoded at once: a few KiB can be megabytes.
+    #[tokio::test]
+    async fn others_have_their_turn_while_few_bytes_become_many() {
+        const ALL: usize = 32 << 20;
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(&vec![b' '; ALL]).unwrap();
+        let encoded = encoder.finish().unwrap();
+        assert!(encoded.len() < 64 << 10, "it comes at once");
+        let mut body = Full::new(Bytes::from(encoded)).map_err(|never| -> upstream::Error { match never {} });
+        let mut held = Held::new(Places::default(), ALL);
+        let mut decoder = Decoder::new("gzip");
+        let mut reading = pin!(read(&mut body, &mut held, &mut decoder, ALL, ALL));
+        let mut turns = 1;
+        let read = poll_fn(|cx: &mut Context<'_>| {
+            let polled = reading.as_mut().poll(cx);
+            turns += usize::from(polled.is_pending());
+            polled
+        })
+        .await;
+        assert!(matches!(read, Ok(Read::Whole(all)) if all.len() == ALL));
+        assert!(turns > ALL / (2 * LARGE + (256 << 10)), "{turns} turns");
+    }
 
     #[tokio::test]
     async fn only_many_bytes_are_read_on_a_thread_of_their_own() {

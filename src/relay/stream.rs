@@ -298,9 +298,7 @@ impl Pump {
             }
             match chunk {
                 Poll::Ready(Some(Ok(chunk))) => {
-                    let length = chunk.len();
-                    self.closing = self.take(chunk).err().map(Closing::Unfit);
-                    *taken += length.saturating_sub(self.rest.len());
+                    self.closing = self.take(chunk, taken).err().map(Closing::Unfit);
                 }
                 Poll::Ready(Some(Err(failure))) => self.closing = Some(Closing::Broken(failure)),
                 Poll::Ready(None) => self.closing = Some(self.finished()),
@@ -370,13 +368,22 @@ impl Pump {
         Ok(())
     }
 
-    /// Finds the events of a chunk, or of the first piece of it.
-    fn take(&mut self, mut chunk: Bytes) -> Result<(), Failure> {
+    /// Finds the events of a chunk, or of the first piece of it; counts the bytes that were looked at, which are many more
+    /// than came where those were compressed well.
+    fn take(&mut self, chunk: Bytes, taken: &mut usize) -> Result<(), Failure> {
+        let came = chunk.len();
+        let found = self.find(chunk, taken);
+        *taken += came.saturating_sub(self.rest.len());
+        found
+    }
+
+    fn find(&mut self, mut chunk: Bytes, taken: &mut usize) -> Result<(), Failure> {
         if let Some(decoder) = &mut self.decoder {
             self.rest = chunk.split_off(chunk.len().min(PIECE));
             chunk = decoder
                 .push(&chunk, DECODED)
                 .map_err(|error| Failure::upstream(format!("upstream's encoding is broken: {error}")))?;
+            *taken += chunk.len();
         }
         if self.decoder.is_none() && self.scanner.is_between() {
             self.pass_plain(&mut chunk);
