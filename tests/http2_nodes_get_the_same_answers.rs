@@ -117,12 +117,63 @@ fn every_answer_is_the_one_that_http1_gets() {
     }
 }
 
-/// What HTTP/2 itself does not read has no more than a status; but it ends nothing else on its connection.
+/// Its size is counted as HTTP/2 does (RFC 9113 § 6.5.2): many small fields are large too.
 #[test]
-fn a_head_beyond_what_is_read_gets_431_and_the_others_of_its_connection_go_on() {
+fn a_head_that_is_too_large_is_refused_as_any_other_request_and_the_others_of_its_connection_go_on() {
     let upstream = Upstream::json(result(1));
     let sidecar = Sidecar::before(&upstream);
-    let posts = [call(1), Post::get().field("X-Large", &"x".repeat(80 << 10)), call(1)];
+    let mut many = call(1);
+    for n in 0..900 {
+        many = many.field(&format!("X-{n}"), "1");
+    }
+    let large = |size: usize| Post::get().field("X-Large", &"x".repeat(size));
+    let posts = [call(1), large(48 << 10), large(80 << 10), large(240 << 10), many, call(1)];
+    let answers = ask(&sidecar, posts.iter().map(|post| request(&sidecar, post)).collect());
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
+    assert_eq!(statuses, [200, 431, 431, 431, 431, 200]);
+    for refused in &answers[1..5] {
+        assert_eq!(refused.headers["content-type"], "application/json");
+        let (json, id) = (refused.json(), refused.headers["x-request-id"].to_str().unwrap());
+        assert_eq!(json["error"]["code"], 1431, "{json}");
+        assert_eq!(json["error"]["message"], "the request head exceeds 32768 bytes", "{json}");
+        let line = sidecar.wait_line(|line| line["request"] == *id);
+        assert_eq!((&line["outcome"], &line["status"]), (&"refused".into(), &431.into()), "{line}");
+        assert_eq!((&line["http"], &line["path"]), (&"2".into(), &"/mcp".into()), "{line}");
+    }
+    assert_eq!(sidecar.wait_lines(posts.len()).len(), posts.len());
+    assert_eq!(upstream.count(), 2);
+}
+
+#[test]
+fn what_a_head_of_http2_may_have_is_counted_to_the_byte() {
+    let upstream = Upstream::json(result(1));
+    let sidecar = Sidecar::before(&upstream);
+    let size = |request: &Request<()>| {
+        let uri = request.uri();
+        let pseudo = [
+            (":method", request.method().as_str()),
+            (":scheme", uri.scheme_str().unwrap()),
+            (":authority", uri.authority().unwrap().as_str()),
+            (":path", uri.path_and_query().unwrap().as_str()),
+        ];
+        let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+        fields.sum::<usize>()
+            + pseudo.iter().map(|(name, value)| name.len() + value.len() + 32).sum::<usize>()
+    };
+    for (beyond, status) in [(0, 200), (1, 431)] {
+        let (mut request, body) = request(&sidecar, &call(1).field("X-Large", ""));
+        let value = "x".repeat((32 << 10) + beyond - size(&request));
+        request.headers_mut().insert("x-large", value.parse().unwrap());
+        assert_eq!(ask(&sidecar, vec![(request, body)])[0].status, status);
+    }
+}
+
+/// What is far beyond has no more than a status; but it ends nothing else on its connection.
+#[test]
+fn a_head_far_beyond_what_is_read_gets_431_and_the_others_of_its_connection_go_on() {
+    let upstream = Upstream::json(result(1));
+    let sidecar = Sidecar::before(&upstream);
+    let posts = [call(1), Post::get().field("X-Large", &"x".repeat(300 << 10)), call(1)];
     let answers = ask(&sidecar, posts.iter().map(|post| request(&sidecar, post)).collect());
     let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
     assert_eq!(statuses, [200, 431, 200]);

@@ -340,12 +340,16 @@ fn a_head_that_does_not_come_whole_is_refused_with_408() {
     let refusing = Refusing::with_config("[limits]\nheader_timeout = \"200ms\"");
     let slow = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Secret: 1234";
     refusing.check("the first head", &tell(&refusing.sidecar.listen, slow), 408);
+    // What HTTP/2 begins with too.
+    for beginning in [&b"P"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n"] {
+        refusing.check("a beginning", &tell(&refusing.sidecar.listen, beginning), 408);
+    }
     let client = refusing.sidecar.client();
     assert_eq!(client.ask(&call(1)).status(), 200);
     client.write(slow);
     check_refusal("a later head", &client.response(), 408);
     client.closed();
-    assert_eq!(refusing.sidecar.wait_lines(3).len(), 3);
+    assert_eq!(refusing.sidecar.wait_lines(5).len(), 5);
 }
 
 /// Nobody has asked anything.

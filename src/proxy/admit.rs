@@ -89,11 +89,24 @@ impl Sidecar {
 /// Bytes of the target and of all fields, beyond which a head is refused. Below what the listener reads at all, so
 /// that the refusal can say what it is; mirrored MCP headers carry what arguments say, so it is generous.
 const HEAD_BYTES: usize = 32 << 10;
+/// What a field adds to its name and value: a colon, a space and a line's end, or what HTTP/2 says (RFC 9113 § 6.5.2).
+const FIELD: usize = 4;
+const HTTP2_FIELD: usize = 32;
 
 fn check_head_size(parts: &Parts) -> Result<(), Refusal> {
-    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let http2 = parts.version == Version::HTTP_2;
+    let field = if http2 { HTTP2_FIELD } else { FIELD };
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + field);
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    if fields.sum::<usize>() + target > HEAD_BYTES {
+    // `:method`, `:scheme`, `:authority` and `:path` are fields too; of the target only the path was counted.
+    let pseudo = if http2 {
+        let scheme = parts.uri.scheme_str().map_or(0, str::len);
+        let authority = parts.uri.authority().map_or(0, |authority| authority.as_str().len());
+        ":method:scheme:authority:path".len() + 4 * field + parts.method.as_str().len() + scheme + authority
+    } else {
+        0
+    };
+    if fields.sum::<usize>() + target + pseudo > HEAD_BYTES {
         let message = format!("the request head exceeds {HEAD_BYTES} bytes");
         return Err(Refusal::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
     }

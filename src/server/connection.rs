@@ -37,6 +37,9 @@ use super::{
 
 /// How an HTTP/2 connection begins (RFC 9113 § 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Bytes of a head that `h2` reads. What is beyond it answers by itself, with a status that nobody knows of; so this is far
+/// beyond what the service takes.
+const HTTP2_HEAD: u32 = 4 * HEAD;
 /// Bytes that hyper holds for one stream or connection on top of our own queues.
 const BUFFER: usize = 64 << 10;
 /// How long a connection without a request is kept: longer than clients keep theirs (90 s in Go and reqwest), so
@@ -118,13 +121,23 @@ impl Connection {
     {
         let limits = &self.settings.limits;
         let mut told = self.told.clone();
-        let first = tokio::select! {
+        let mut first = BytesMut::with_capacity(4 << 10);
+        let begun = tokio::select! {
             _ = told.wait_for(|phase| *phase >= Phase::Close) => return Ok(()),
-            first = timeout(limits.header_timeout, first_bytes(&mut io)) => first??,
+            begun = timeout(limits.header_timeout, begins_http2(&mut io, &mut first)) => begun,
         };
-        let Some((http2, first)) = first else { return Ok(()) };
-        let socket = (!http2).then(|| Arc::clone(&self.socket));
-        let peer = Peer { label: Arc::clone(&self.label), host: Arc::clone(&self.host), socket };
+        let mut peer = Peer { label: Arc::clone(&self.label), host: Arc::clone(&self.host), socket: None };
+        let http2 = match begun {
+            Ok(begun) => begun?,
+            Err(late) if first.is_empty() => return Err(late.into()),
+            // It may have been a head of HTTP/1.1 as well: the beginning is the same.
+            Err(_) => {
+                let refusal = refuse(&peer, &BadHead::TooSlow(limits.header_timeout));
+                return Ok(Box::pin(bad_head::answer(io, refusal)).await?);
+            }
+        };
+        let Some(http2) = http2 else { return Ok(()) };
+        peer.socket = (!http2).then(|| Arc::clone(&self.socket));
         let from = peer.clone();
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(from.clone());
@@ -141,7 +154,7 @@ impl Connection {
                 .keep_alive_interval(PING)
                 .keep_alive_timeout(PING)
                 .max_concurrent_streams(STREAMS)
-                .max_header_list_size(HEAD)
+                .max_header_list_size(HTTP2_HEAD)
                 .max_send_buf_size(BUFFER)
                 .serve_connection(TokioIo::new(Prefixed::http2(first, io)), service);
             let mut connection = Box::pin(connection);
@@ -251,15 +264,14 @@ async fn until_told<C: Future<Output = hyper::Result<()>>>(
     connection.await
 }
 
-/// Reads until it is clear whether the client speaks HTTP/2; gives that and what was read. `None`: it said nothing.
+/// Reads into `bytes` until it is clear whether the client speaks HTTP/2. `None`: it left before.
 ///
 /// hyper-util does the same, but waits for ever for a client that never says enough.
-async fn first_bytes(io: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(bool, BytesMut)>> {
-    let mut bytes = BytesMut::with_capacity(4 << 10);
-    while bytes.len() < PREFACE.len() && PREFACE.starts_with(&bytes) {
-        if io.read_buf(&mut bytes).await? == 0 {
+async fn begins_http2(io: &mut (impl AsyncRead + Unpin), bytes: &mut BytesMut) -> io::Result<Option<bool>> {
+    while bytes.len() < PREFACE.len() && PREFACE.starts_with(bytes) {
+        if io.read_buf(bytes).await? == 0 {
             return Ok(None);
         }
     }
-    Ok(Some((bytes.starts_with(PREFACE), bytes)))
+    Ok(Some(bytes.starts_with(PREFACE)))
 }

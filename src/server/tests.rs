@@ -389,11 +389,12 @@ async fn a_silent_stream_is_no_stall() {
 async fn a_client_that_sends_its_first_bytes_or_head_slowly_is_closed() {
     let limits = Limits { header_timeout: Duration::from_millis(150), ..limits() };
     let running = Running::start("127.0.0.1:0", limits, None, describe);
-    for beginning in [&b""[..], b"PRI * HTTP", b"\r\n"] {
+    for beginning in [&b""[..], b"\r\n"] {
         assert_eq!(raw(&running, beginning).await, "");
     }
-    let answer = raw(&running, b"GET / HTTP/1.1\r\nHost: h\r\n").await;
-    assert_refused(&answer, "408", "a head");
+    for beginning in [&b"PRI * HTTP"[..], b"GET / HTTP/1.1\r\nHost: h\r\n"] {
+        assert_refused(&raw(&running, beginning).await, "408", "a head");
+    }
     // Bytes that go on coming do not move the end.
     let mut stream = running.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("sent");

@@ -20,7 +20,7 @@ use h2::{
     Ping, PingPong, Reason, RecvStream, SendStream,
     client::{Builder, Connection, SendRequest},
 };
-use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
+use http::{HeaderMap, Request, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -33,8 +33,11 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 /// closes the connection for everybody.
 const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 
-/// Bytes of a response head.
-const HEAD: u32 = 64 * 1024;
+/// Bytes of a response head, counted as HTTP/2 does (RFC 9113 § 6.5.2).
+const HEAD: usize = 64 * 1024;
+
+/// Bytes of one that `h2` reads: it resets the stream of a larger one, and does not tell why.
+const HEAD_READ: u32 = 4 * 64 * 1024;
 
 /// How often the peer is asked whether it is there, and how long it may take to say so.
 const PING: Duration = Duration::from_secs(20);
@@ -58,7 +61,7 @@ impl Http2 {
         let (sender, mut connection) = Builder::new()
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(HEAD)
+            .max_header_list_size(HEAD_READ)
             .initial_max_send_streams(UNSETTLED)
             // A peer that goes on writing to streams we have reset would else close the connection for all.
             .max_local_error_reset_streams(None)
@@ -136,6 +139,10 @@ impl Slot {
         .map_err(|error| failure(&error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(Error::Failed("the upstream switched protocols unasked".to_owned()));
+        }
+        // Dropped with its stream, which that resets.
+        if head_size(response.headers()) > HEAD {
+            return Err(Error::Failed(format!("the response head exceeds {HEAD} bytes")));
         }
         let length =
             response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -274,6 +281,12 @@ impl Body {
             None => SizeHint::default(),
         }
     }
+}
+
+/// Of its fields; `:status` is the only other one.
+fn head_size(headers: &HeaderMap) -> usize {
+    let fields = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+    fields.sum::<usize>() + ":status".len() + "200".len() + 32
 }
 
 /// What a stream that ended without a response head means.

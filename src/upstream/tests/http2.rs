@@ -251,6 +251,37 @@ async fn a_refused_stream_is_known_not_to_be_processed_and_not_sent_again() {
     assert!(server.is_quiet().await);
 }
 
+/// It is told as what it is; `h2` by itself resets the stream of such a head as that of any that is wrong.
+#[tokio::test]
+async fn a_head_that_is_too_large_fails_its_exchange_and_no_other() {
+    const CONTINUATION: u8 = 9;
+    let server = Server::start().await;
+    let upstream = shared(&server);
+    let large = spawn(&upstream, "1");
+    let mut peer = Frames::accept(&server, None).await;
+    peer.next(HEADERS).await;
+    // A literal field (RFC 7541 § 6.2.2) of 16,000 bytes in each frame.
+    let length = [0x7f, 0x80 | ((16_000 - 127) & 0x7f) as u8, ((16_000 - 127) >> 7) as u8];
+    let field = [&[0, 1, b'x'][..], &length, &[b'v'; 16_000]].concat();
+    peer.write(HEADERS, 0, 1, STATUS_200).await;
+    for n in 1..=5 {
+        peer.write(CONTINUATION, if n == 5 { END_HEADERS } else { 0 }, 1, &field).await;
+    }
+    let error = soon(large).await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, Error::Failed(why) if why == "the response head exceeds 65536 bytes"),
+        "{error:?}"
+    );
+    peer.is_reset(1, CANCEL).await;
+
+    let other = spawn(&upstream, "2");
+    assert_eq!(peer.next(HEADERS).await.stream, 3);
+    peer.head(3).await;
+    peer.data(3, "{}", true).await;
+    assert_eq!(text(soon(other).await.unwrap().unwrap().0).await.unwrap(), "{}");
+    assert!(server.is_quiet().await);
+}
+
 #[tokio::test]
 async fn a_goaway_refuses_what_it_leaves_out_and_lets_the_rest_end() {
     let server = Server::start().await;
