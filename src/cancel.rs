@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -21,12 +21,21 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::{inflight::Scope, ledger::Ledger, message::Id, proxy::Route, upstream::Sent};
+use crate::{
+    inflight::Scope,
+    ledger::Ledger,
+    limits::{Permit, Places},
+    message::Id,
+    proxy::Route,
+    upstream::Sent,
+};
 
 /// Notices that wait to be taken up; beyond it they are dropped, and the log says so.
 const QUEUE: usize = 1024;
 /// Notices taken up at once: most of them wait for a node that may resume.
 const TAKEN_UP: usize = 4096;
+/// Bytes of all of these; others choose how long ids and sessions are. Beyond it they are dropped too.
+const BYTES: usize = 16 << 20;
 /// Notices being POSTed at once.
 const POSTED: usize = 64;
 /// How long the answer to a notice is awaited.
@@ -35,7 +44,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 /// Event ids remembered of one stream, newest first.
 const EVENT_IDS: usize = 256;
-/// Resuming `GET`s remembered: one may come before its node's hang-up is seen.
+/// Resuming `GET`s remembered, hashed: one may come before its node's hang-up is seen.
 const RESUMED: usize = 1024;
 /// How long they are.
 const REMEMBERED: Duration = Duration::from_secs(30);
@@ -43,7 +52,8 @@ const REMEMBERED: Duration = Duration::from_secs(30);
 /// The end that exchanges hold.
 #[derive(Clone, Debug)]
 pub struct Canceller {
-    queue: mpsc::Sender<Notice>,
+    queue: mpsc::Sender<(Notice, Permit)>,
+    held: Places,
     resumes: Arc<Mutex<Resumes>>,
     open: watch::Sender<usize>,
     dropped: Arc<AtomicUsize>,
@@ -53,13 +63,23 @@ pub struct Canceller {
 #[derive(Debug, Default)]
 struct Resumes {
     waiting: Vec<Waiting>,
-    /// By their session: a credential that was rotated meanwhile makes no other node of it.
-    recent: VecDeque<(Instant, Scope, u64)>,
+    recent: VecDeque<(Instant, Session, u64)>,
+    keys: RandomState,
 }
+
+impl Resumes {
+    fn session(&self, scope: &Scope) -> Session {
+        Session(self.keys.hash_one(scope.of_session()))
+    }
+}
+
+/// A session, hashed: others choose how long its id is. A credential that was rotated meanwhile makes no other one of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Session(u64);
 
 #[derive(Debug)]
 struct Waiting {
-    scope: Scope,
+    session: Session,
     ids: HashSet<u64>,
     resumed: oneshot::Sender<()>,
 }
@@ -92,7 +112,8 @@ impl Notice {
     pub fn send(self) {
         let canceller = self.canceller.clone();
         canceller.open.send_modify(|open| *open += 1);
-        if canceller.queue.try_send(self).is_err() {
+        let held = canceller.held.take_many(self.size(), BYTES);
+        if held.is_none_or(|held| canceller.queue.try_send((self, held)).is_err()) {
             canceller.open.send_modify(|open| *open -= 1);
             canceller.dropped.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("too many cancel notices wait, one is dropped");
@@ -103,7 +124,7 @@ impl Notice {
     pub fn send_now(mut self) {
         self.now = true;
         if let Some(id) = self.event_ids.last() {
-            self.canceller.not_sent(self.scope.of_session(), *id);
+            self.canceller.not_sent(&self.scope, *id);
         }
         self.send();
     }
@@ -114,6 +135,15 @@ impl Notice {
             self.event_ids.remove(0);
         }
         self.event_ids.push(hash(id));
+    }
+
+    /// The bytes that it holds, but for a few.
+    fn size(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        let session = self.scope.session.as_ref().map_or(0, |session| session.len());
+        // Each is held where it waits, too.
+        let event_ids = 4 * size_of::<u64>() * self.event_ids.len();
+        size_of::<Self>() + headers + self.id.token().len() + session + event_ids
     }
 
     fn message(&self) -> Bytes {
@@ -132,7 +162,17 @@ impl Canceller {
         let resumes = Arc::<Mutex<Resumes>>::default();
         let open = watch::Sender::new(0);
         tokio::spawn(run(notices, resumes.clone(), open.clone()));
-        Self { queue, resumes, open, dropped: Arc::default() }
+        Self { queue, held: Places::default(), resumes, open, dropped: Arc::default() }
+    }
+
+    /// Bytes of all notices.
+    pub fn held(&self) -> usize {
+        self.held.taken()
+    }
+
+    /// Resuming `GET`s that are remembered.
+    pub fn remembered(&self) -> usize {
+        lock(&self.resumes).recent.len()
     }
 
     /// Notices that wait to be sent or answered.
@@ -152,19 +192,21 @@ impl Canceller {
 
     /// A node resumes: the notice about the stream that had this event id is not sent.
     pub fn resumed(&self, scope: &Scope, last_event_id: &[u8]) {
-        self.not_sent(scope.of_session(), hash(last_event_id));
+        self.not_sent(scope, hash(last_event_id));
     }
 
-    fn not_sent(&self, scope: Scope, id: u64) {
+    fn not_sent(&self, scope: &Scope, id: u64) {
         let mut resumes = lock(&self.resumes);
-        if let Some(at) = resumes.waiting.iter().position(|one| one.scope == scope && one.ids.contains(&id)) {
+        let session = resumes.session(scope);
+        let is_it = |one: &Waiting| one.session == session && one.ids.contains(&id);
+        if let Some(at) = resumes.waiting.iter().position(is_it) {
             let _ = resumes.waiting.swap_remove(at).resumed.send(());
             return;
         }
         if resumes.recent.len() == RESUMED {
             resumes.recent.pop_front();
         }
-        resumes.recent.push_back((Instant::now(), scope, id));
+        resumes.recent.push_back((Instant::now(), session, id));
     }
 
     /// Ends when every notice that was sent has been POSTed and answered, or waits for a node that may resume: before
@@ -175,16 +217,21 @@ impl Canceller {
     }
 }
 
-async fn run(mut notices: mpsc::Receiver<Notice>, resumes: Arc<Mutex<Resumes>>, open: watch::Sender<usize>) {
+async fn run(
+    mut notices: mpsc::Receiver<(Notice, Permit)>,
+    resumes: Arc<Mutex<Resumes>>,
+    open: watch::Sender<usize>,
+) {
     let posting = Arc::new(Semaphore::new(POSTED));
     let mut taken_up = JoinSet::new();
-    while let Some(notice) = notices.recv().await {
+    while let Some((notice, held)) = notices.recv().await {
         while taken_up.len() >= TAKEN_UP {
             taken_up.join_next().await;
         }
         while taken_up.try_join_next().is_some() {}
         let (resumes, open, posting) = (resumes.clone(), open.clone(), posting.clone());
         taken_up.spawn(async move {
+            let _held = held;
             if !notice.now && !notice.event_ids.is_empty() {
                 open.send_modify(|open| *open -= 1);
                 let resumed = comes_back(&notice, &resumes).await;
@@ -209,16 +256,16 @@ async fn comes_back(notice: &Notice, resumes: &Mutex<Resumes>) -> bool {
     let grace = asked.min(LONGEST_WAIT.max(notice.route.cancel_grace));
     let (resumed, comes) = oneshot::channel();
     let ids: HashSet<u64> = notice.event_ids.iter().copied().collect();
-    let session = notice.scope.of_session();
     {
         let mut resumes = lock(resumes);
-        let came = |(at, scope, id): &(Instant, Scope, u64)| {
-            at.elapsed() < REMEMBERED && *scope == session && ids.contains(id)
+        let session = resumes.session(&notice.scope);
+        let came = |(at, other, id): &(Instant, Session, u64)| {
+            at.elapsed() < REMEMBERED && *other == session && ids.contains(id)
         };
         if resumes.recent.iter().any(came) {
             return true;
         }
-        resumes.waiting.push(Waiting { scope: session, ids, resumed });
+        resumes.waiting.push(Waiting { session, ids, resumed });
     }
     let came = matches!(time::timeout(grace, comes).await, Ok(Ok(())));
     lock(resumes).waiting.retain(|one| !one.resumed.is_closed());
@@ -259,9 +306,8 @@ mod tests {
         store,
     };
 
-    #[tokio::test]
-    async fn notices_beyond_what_may_wait_are_dropped_and_counted() {
-        // It is connected to, and answers nothing.
+    /// A canceller, and what makes notices about an upstream that is connected to and answers nothing.
+    fn canceller() -> (Canceller, impl Fn(Id) -> Notice, std::net::TcpListener) {
         let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let text = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n", upstream.local_addr().unwrap());
         let config = Config::from_text(&text, None, &Flags::default(), &|_| None).unwrap();
@@ -270,23 +316,31 @@ mod tests {
         let store = Arc::new(store::Memory::new(bounds, Clock::system()));
         let ledger = Ledger::start(store, settings.ledger.clone());
         let canceller = Canceller::start();
-        let send = |n: usize| {
-            let notice = Notice {
-                canceller: canceller.clone(),
-                route: settings.routes["up"].clone(),
-                headers: HeaderMap::new(),
-                id: Id::string(&n.to_string()),
-                scope: Scope { upstream: "up".into(), principal: None, session: None, host: None },
-                event_ids: Vec::new(),
-                retry: Duration::ZERO,
-                now: true,
-                ledger: ledger.clone(),
-            };
-            notice.send();
+        let its = canceller.clone();
+        let notice = move |id| Notice {
+            canceller: its.clone(),
+            route: settings.routes["up"].clone(),
+            headers: HeaderMap::new(),
+            id,
+            scope: scope("s"),
+            event_ids: Vec::new(),
+            retry: Duration::ZERO,
+            now: true,
+            ledger: ledger.clone(),
         };
+        (canceller, notice, upstream)
+    }
+
+    fn scope(session: &str) -> Scope {
+        Scope { upstream: "up".into(), principal: None, session: Some(session.as_bytes().into()), host: None }
+    }
+
+    #[tokio::test]
+    async fn notices_beyond_what_may_wait_are_dropped_and_counted() {
+        let (canceller, notice, _upstream) = canceller();
         let mut sent = 0;
         while canceller.dropped() == 0 {
-            (0..QUEUE / 2).for_each(send);
+            (0..QUEUE / 2).for_each(|n| notice(Id::string(&n.to_string())).send());
             sent += QUEUE / 2;
             // The task takes up what it may.
             for _ in 0..2 * TAKEN_UP {
@@ -300,5 +354,47 @@ mod tests {
             canceller.open()
         );
         assert_eq!(canceller.open() + canceller.dropped(), sent);
+        assert!(canceller.held() < BYTES, "it was their number: {} bytes", canceller.held());
+    }
+
+    #[tokio::test]
+    async fn notices_of_many_bytes_are_dropped_before_there_are_many() {
+        const LARGE: usize = 1 << 20;
+        let (canceller, notice, upstream) = canceller();
+        (0..100).for_each(|_| notice(Id::string(&"x".repeat(LARGE))).send());
+        assert_eq!((canceller.open(), canceller.dropped()), (BYTES / LARGE - 1, 101 - BYTES / LARGE));
+        assert!((BYTES - 2 * LARGE..=BYTES).contains(&canceller.held()), "{}", canceller.held());
+        // A small one still finds room, and what is done gives it back.
+        notice(Id::string("small")).send();
+        assert_eq!(canceller.open(), BYTES / LARGE);
+        drop(upstream);
+        time::timeout(Duration::from_secs(10), canceller.settled()).await.unwrap();
+        while canceller.held() > 0 {
+            tokio::task::yield_now().await;
+        }
+        notice(Id::string(&"x".repeat(LARGE))).send();
+        assert_eq!(canceller.open(), 1);
+    }
+
+    #[tokio::test]
+    async fn resumes_are_remembered_by_their_number_whatever_their_sessions_are() {
+        let (canceller, notice, _upstream) = canceller();
+        let long = "s".repeat(64 << 10);
+        canceller.resumed(&scope("first"), b"7");
+        (1..RESUMED).for_each(|_| canceller.resumed(&scope(&long), b"7"));
+        assert_eq!(canceller.remembered(), RESUMED);
+        assert!(size_of::<(Instant, Session, u64)>() <= 32);
+        let waits = async |session: &str, id: &[u8]| {
+            let mut notice = Notice { scope: scope(session), ..notice(Id::string("1")) };
+            notice.event_id(id);
+            let waiting = comes_back(&notice, &canceller.resumes);
+            time::timeout(Duration::from_millis(20), waiting).await.is_err()
+        };
+        assert!(!waits("first", b"7").await && !waits(&long, b"7").await);
+        assert!(waits("first", b"8").await && waits("other", b"7").await);
+        // One more, and the oldest is forgotten.
+        canceller.resumed(&scope(&long), b"7");
+        assert_eq!(canceller.remembered(), RESUMED);
+        assert!(waits("first", b"7").await);
     }
 }

@@ -28,6 +28,10 @@ impl Sidecar {
         gauge("tools", "Tools known from listings.", |sidecar| sidecar.listing.len());
         let notices = "Cancel notices to legacy upstreams that wait to be sent or answered.";
         gauge("cancel_notices", notices, |sidecar| sidecar.canceller.open());
+        let held = "Bytes of all cancel notices.";
+        gauge("cancel_notice_bytes", held, |sidecar| sidecar.canceller.held());
+        let resumes = "Resuming GETs remembered for a while, whose hang-ups may still be seen.";
+        gauge("resumes_remembered", resumes, |sidecar| sidecar.canceller.remembered());
         let waiting = "Cancel notices that wait for a node that may resume.";
         gauge("cancel_notices_waiting", waiting, |sidecar| sidecar.canceller.waiting());
         let canceller = self.canceller.clone();
