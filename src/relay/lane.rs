@@ -86,7 +86,7 @@ impl Lane {
         }
         drop(line);
         for waker in called {
-            if self.turns.fetch_add(1, Ordering::Relaxed) % LOOKS == 0 {
+            if self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKS) {
                 wake_behind_all(&waker);
             } else {
                 waker.wake();
@@ -312,7 +312,11 @@ mod tests {
         let lane = Lane::new(1);
         // It is called, and never comes.
         let mut flood = Place::new(lane.clone());
-        poll_fn(|cx| Poll::Ready(flood.took(TURN, true, cx))).await;
+        poll_fn(|cx| {
+            flood.took(TURN, true, cx);
+            Poll::Ready(())
+        })
+        .await;
         let mut place = Place::new(lane.clone());
         for _ in 0..1000 {
             assert!(takes(&mut place, TURN / 10).await);
