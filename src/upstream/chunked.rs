@@ -129,10 +129,16 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
                     }
                     some
                 }
-                _ => {
-                    self.error = self.step(bytes[0]).err();
-                    1
-                }
+                place => match next_size(bytes).filter(|_| matches!(place, Place::DataCr)) {
+                    Some((size, passed)) => {
+                        *place = Place::Data(size);
+                        passed
+                    }
+                    None => {
+                        self.error = self.step(bytes[0]).err();
+                        1
+                    }
+                },
             };
             bytes = &bytes[passed..];
         }
@@ -174,6 +180,16 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
         };
         Ok(())
     }
+}
+
+/// The size of the chunk that follows another one's data, if its line is there whole and says nothing else; and how many
+/// bytes that was. Most are: of a busy stream each event is a chunk.
+fn next_size(bytes: &[u8]) -> Option<(u64, usize)> {
+    const DIGITS: usize = 8;
+    let line = bytes.strip_prefix(b"\r\n")?;
+    let digits = line.iter().take(DIGITS).map_while(|byte| char::from(*byte).to_digit(16));
+    let (count, size) = digits.fold((0, 0), |(count, size), digit| (count + 1, size * 16 + u64::from(digit)));
+    (size > 0 && line[count..].starts_with(b"\r\n")).then_some((size, count + 4))
 }
 
 impl Trailers {
