@@ -206,7 +206,8 @@ impl Connection {
             };
             io = parts.io.into_inner();
             io.read_again(parts.read_buf);
-            match stream::write(&mut io, answer, told.clone()).await? {
+            // It reads through the same IO, and so is told what that tells.
+            match stream::write(&mut io, answer, &peer, &told).await? {
                 stream::End::Whole(early) => {
                     turn = Turn::again(&early);
                     io = io.again(early.into(), turn.clone());

@@ -22,9 +22,9 @@ use tokio::{
 
 use super::listener::USER_TIMEOUT;
 
-/// How often a socket is asked whether its peer is gone, while bytes wait unread: readiness says only that there is
-/// something, again and again.
-const ASK: Duration = Duration::from_millis(20);
+/// After how long a socket is asked again whether its peer is gone, while bytes wait unread: readiness says only that
+/// there is something, again and again. At first, and at the longest.
+const ASK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
 
 /// The other end of a node's connection.
 #[derive(Clone, Debug)]
@@ -52,11 +52,13 @@ impl Peer {
         let socket = self.socket.clone();
         async move {
             let Some(socket) = socket else { return std::future::pending().await };
+            let mut ask = ASK.0;
             loop {
                 match socket.readable().await {
-                    Ok(ready) if !ready.is_read_closed() && !ready.is_error() => sleep(ASK).await,
+                    Ok(ready) if !ready.is_read_closed() && !ready.is_error() => sleep(ask).await,
                     _ => return,
                 }
+                ask = (2 * ask).min(ASK.1);
             }
         }
     }

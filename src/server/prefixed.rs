@@ -14,7 +14,7 @@ use super::{
     head::Turn,
 };
 
-/// An IO with bytes that were read from it already, and whose end is told one turn late.
+/// An IO with bytes that were read from it already, and whose end is told one turn late to each who reads it.
 ///
 /// hyper reads on while a request is served, and at the end of the input it drops what serves it, which may not have
 /// been run since the last bytes came. A message that came whole with the FIN right behind it must be taken first.
@@ -50,9 +50,10 @@ impl<T> Prefixed<T> {
         Self { prefix: prefix.freeze(), http1, io, ended: false }
     }
 
-    /// The same connection for another hyper, with bytes that were read from it here.
+    /// The same connection for another hyper, with bytes that were read from it here. The end is told that one late too.
     pub(super) fn again(mut self, read: Bytes, turn: Turn) -> Self {
         self.read_again(read);
+        self.ended = false;
         if let Some(http1) = &mut self.http1 {
             http1.turn = turn;
         }
@@ -202,6 +203,19 @@ mod tests {
             Poll::Ready(polled.is_pending())
         });
         assert!(nothing.await);
+    }
+
+    #[tokio::test]
+    async fn each_hyper_is_told_of_the_end_one_turn_late() {
+        let (mut io, _, far) = begun();
+        read(&mut io, "GE").await;
+        drop(far);
+        for message in ["", "GET", "POST"] {
+            io = io.again(Bytes::from_static(message.as_bytes()), Turn::new());
+            read(&mut io, message).await;
+            starve(&mut io).await;
+            assert_eq!(io.read(&mut [0; 8]).await.expect("the end"), 0, "behind {message:?}");
+        }
     }
 
     /// What comes out at the other end.

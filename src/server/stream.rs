@@ -5,7 +5,7 @@
 
 use std::{
     error::Error,
-    future::poll_fn,
+    future::{Future, poll_fn},
     io::{self, IoSlice},
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
@@ -21,7 +21,8 @@ use tokio::{
     sync::watch,
 };
 
-use super::{Phase, head::Turn};
+use super::{Peer, Phase, head::Turn};
+use crate::headers::is_content_type;
 
 /// Frames up to here are put together; a larger one is written from where it lies.
 const SMALL: usize = 8 << 10;
@@ -58,12 +59,14 @@ impl<B> Handed<B> {
     }
 
     /// Takes an event stream from hyper, and then never ends: hyper is dropped with who waits here. Everything else is given
-    /// back for hyper to write.
+    /// back for hyper to write: what is no event stream, what HTTP/1.0 or `HEAD` asked for, and a stream behind an answer
+    /// that hyper has not written whole, since that would be lost with it.
+    ///
+    /// The request must have been read to its end: what hyper has of its body is read as the next one.
     pub(super) async fn pass(&self, asked: Asked, response: Response<B>, turn: &Turn) -> Response<B>
     where
         B: Body,
     {
-        // What hyper has not written yet would be lost with it.
         if !asked.may_stream || !is_stream(&response) || turn.is_unflushed() {
             return response;
         }
@@ -98,9 +101,7 @@ fn is_stream<B: Body>(response: &Response<B>) -> bool {
     let framed = [header::CONNECTION, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
     response.status() == StatusCode::OK
         && response.body().size_hint().exact().is_none()
-        && headers.get(header::CONTENT_TYPE).is_some_and(|value| {
-            value.as_bytes().get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
-        })
+        && is_content_type(headers, "text/event-stream")
         && !framed.iter().any(|name| headers.contains_key(name))
 }
 
@@ -123,21 +124,25 @@ pub(super) enum End {
 pub(super) async fn write<T, B>(
     io: &mut T,
     answer: Answer<B>,
-    mut told: watch::Receiver<Phase>,
+    peer: &Peer,
+    told: &watch::Receiver<Phase>,
 ) -> Result<End, Broken>
 where
     T: AsyncRead + AsyncWrite + Unpin,
     B: Body<Data = Bytes>,
     B::Error: Into<Broken>,
 {
-    let (head, body) = answer.response.into_parts();
-    let mut writer = Writer { out: Out::new(head.headers), early: Vec::new(), ended: false, failed: None };
+    let (mut head, body) = answer.response.into_parts();
+    let is_last = || answer.closes || *told.borrow() >= Phase::Close;
+    if is_last() {
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let mut writer = Writer { out: Out::new(head.headers), early: Vec::new(), gone: None, ended: None };
     {
         let mut body = pin!(body);
-        poll_fn(|cx| writer.poll(cx, io, body.as_mut())).await?;
+        poll_fn(|cx| writer.poll(cx, io, body.as_mut(), peer)).await?;
     }
-    let closes = answer.closes || *told.borrow_and_update() >= Phase::Close;
-    Ok(if closes { End::Last } else { End::Whole(writer.early) })
+    Ok(if is_last() { End::Last } else { End::Whole(writer.early) })
 }
 
 /// The head of an answer as it is written, with a date (RFC 9110 § 6.6.1).
@@ -235,9 +240,10 @@ impl Out {
 struct Writer {
     out: Out,
     early: Vec<u8>,
-    /// The body has ended, well or by `failed`: what is in `out` is the last.
-    ended: bool,
-    failed: Option<Broken>,
+    /// Sees the client's end where nothing more is read.
+    gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// How the body has ended: what is in `out` is the last.
+    ended: Option<Result<(), Broken>>,
 }
 
 impl Writer {
@@ -246,29 +252,30 @@ impl Writer {
         cx: &mut Context<'_>,
         io: &mut T,
         mut body: Pin<&mut B>,
+        peer: &Peer,
     ) -> Poll<Result<(), Broken>>
     where
         T: AsyncRead + AsyncWrite + Unpin,
         B: Body<Data = Bytes>,
         B::Error: Into<Broken>,
     {
-        self.poll_early(cx, io)?;
+        self.poll_early(cx, io, peer)?;
         loop {
             let mut starved = false;
-            while !self.ended && !starved && self.out.has_room() {
+            while self.ended.is_none() && !starved && self.out.has_room() {
                 match body.as_mut().poll_frame(cx) {
                     Poll::Ready(Some(Ok(frame))) => self.out.push(frame.into_data().unwrap_or_default()),
-                    Poll::Ready(Some(Err(error))) => (self.ended, self.failed) = (true, Some(error.into())),
+                    Poll::Ready(Some(Err(error))) => self.ended = Some(Err(error.into())),
                     Poll::Ready(None) => {
-                        self.ended = true;
+                        self.ended = Some(Ok(()));
                         self.out.end();
                     }
                     Poll::Pending => starved = true,
                 }
             }
             ready!(self.out.poll_write(cx, io))?;
-            if self.ended {
-                return Poll::Ready(self.failed.take().map_or(Ok(()), Err));
+            if let Some(ended) = self.ended.take() {
+                return Poll::Ready(ended);
             }
             if starved {
                 return Poll::Pending;
@@ -277,8 +284,14 @@ impl Writer {
     }
 
     /// Reads what comes meanwhile, which is how the client's end is seen.
-    fn poll_early<T: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, io: &mut T) -> io::Result<()> {
+    fn poll_early<T: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        io: &mut T,
+        peer: &Peer,
+    ) -> io::Result<()> {
         while self.early.len() < EARLY {
+            // Few, since a stream seldom reads anything, and never keeps room for it.
             let mut bytes = [0; 256];
             let mut read = ReadBuf::new(&mut bytes);
             match Pin::new(&mut *io).poll_read(cx, &mut read) {
@@ -290,6 +303,9 @@ impl Writer {
                 Poll::Ready(Err(error)) => return Err(error),
             }
         }
-        Ok(())
+        match self.gone.get_or_insert_with(|| Box::pin(peer.closed())).as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Poll::Pending => Ok(()),
+        }
     }
 }
