@@ -51,6 +51,37 @@ fn a_message_that_was_handed_over_goes_on_although_its_node_leaves_at_once() {
     assert_eq!(upstream.count(), 100);
 }
 
+/// Before the sidecar looks, all of it has come: the end of a stream, the message behind it, and the node's leaving.
+#[test]
+fn a_message_behind_a_stream_goes_on_although_its_node_leaves_at_once() {
+    let (end, ended) = (Gate::new(), Gate::new());
+    let (ends, told) = (end.clone(), ended.clone());
+    let upstream = Upstream::start(move |request, reply| {
+        if request.json()["method"] != "tools/call" {
+            return reply.json(202, &[], "");
+        }
+        reply.sse(&[]);
+        ends.pass();
+        reply.event(&result(1));
+        reply.end();
+        told.open();
+    });
+    let sidecar = Sidecar::before(&upstream);
+    for round in 0..5 {
+        let node = sidecar.client();
+        node.send(&call(1));
+        node.head();
+        sidecar.signal("STOP");
+        end.open();
+        ended.pass();
+        node.send(&notification(round));
+        node.half_close();
+        sidecar.signal("CONT");
+        upstream.wait_request_where(|request| request.body == notification(round).body);
+    }
+    assert_eq!(upstream.count(), 10);
+}
+
 #[test]
 fn it_is_not_cut_while_the_upstream_takes_its_time() {
     let answer = Gate::new();

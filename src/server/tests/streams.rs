@@ -197,36 +197,6 @@ async fn a_stream_is_the_last_answer_where_its_client_asked_for_that() {
     }
 }
 
-/// The end of the stream, a message behind it and the client's end, all before the connection is looked at again.
-#[tokio::test]
-async fn a_message_that_came_whole_behind_a_stream_is_taken_although_its_client_has_gone() {
-    let (begun, mut answers) = mpsc::unbounded_channel();
-    let (took, mut messages) = mpsc::unbounded_channel();
-    let running = Running::start("127.0.0.1:0", limits(), None, move |request: Request<Incoming>| {
-        let (begun, took) = (begun.clone(), took.clone());
-        async move {
-            if request.uri().path() != "/stream" {
-                let body = request.into_body().collect().await.expect("whole").to_bytes();
-                took.send(body).expect("the test waits");
-                return Response::new(Body::empty());
-            }
-            let (frames, body) = mpsc::unbounded_channel();
-            begun.send(frames).expect("the test waits");
-            let mut response = Response::new(Body::new(Scripted { frames: body, _dropped: None }));
-            response.headers_mut().insert("content-type", "text/event-stream".parse().expect("a value"));
-            response
-        }
-    });
-    let mut stream = running.connect().await;
-    let frames: Frames = begin(&mut stream, GET, &mut answers).await;
-    text_until(&mut stream, "\r\n\r\n").await;
-    let message = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc";
-    assert_eq!(stream.try_write(message).expect("sent"), message.len());
-    socket2::SockRef::from(&stream).shutdown(std::net::Shutdown::Write).expect("shut down");
-    drop(frames);
-    assert_eq!(timeout(FAR, messages.recv()).await.expect("taken"), Some(Bytes::from_static(b"abc")));
-}
-
 #[tokio::test]
 async fn a_client_that_leaves_is_noticed_also_while_it_takes_nothing() {
     for sent in [0, 100, 100_000] {
