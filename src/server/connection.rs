@@ -3,11 +3,10 @@
 use std::{
     convert::Infallible,
     error::Error,
-    future::{Future, poll_fn},
+    future::Future,
     io,
     pin::{Pin, pin},
     sync::Arc,
-    task::Poll,
     time::Duration,
 };
 
@@ -144,33 +143,63 @@ impl Connection {
             service.clone().oneshot(request)
         });
         if http2 {
-            let service = hyper::service::service_fn(move |request| {
-                let answer = hyper::service::Service::call(&service, request);
-                async move { Ok::<_, Infallible>(answer.await?.map(Told::new)) }
-            });
-            let streams = Streams { stall: limits.client_stall };
-            let connection = http2::Builder::new(streams)
-                .timer(TokioTimer::new())
-                .keep_alive_interval(PING)
-                .keep_alive_timeout(PING)
-                .max_concurrent_streams(STREAMS)
-                .max_header_list_size(HTTP2_HEAD)
-                .max_send_buf_size(BUFFER)
-                .serve_connection(TokioIo::new(Prefixed::http2(first, io)), service);
-            let mut connection = Box::pin(connection);
-            let ended = until_told(connection.as_mut(), http2::Connection::graceful_shutdown, told).await;
-            return ended.map_err(Into::into);
+            return Box::pin(self.speak_http2(Prefixed::http2(first, io), service)).await;
         }
-        let mut turn = Turn::new();
-        let mut io = Prefixed::http1(first, turn.clone(), io);
+        let turn = Turn::new();
+        let io = Prefixed::http1(first, turn.clone(), io);
+        self.speak_http1(io, turn, read, service, &peer, refuse).await
+    }
+
+    async fn speak_http2<T, S, B>(&self, io: Prefixed<T>, service: S) -> Result<(), Ended>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        S: hyper::service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+        S::Future: Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Ended>,
+    {
+        let service = hyper::service::service_fn(move |request| {
+            let answer = service.call(request);
+            async move { Ok::<_, Infallible>(answer.await?.map(Told::new)) }
+        });
+        let streams = Streams { stall: self.settings.limits.client_stall };
+        let connection = http2::Builder::new(streams)
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .max_concurrent_streams(STREAMS)
+            .max_header_list_size(HTTP2_HEAD)
+            .max_send_buf_size(BUFFER)
+            .serve_connection(TokioIo::new(io), service);
+        let connection = pin!(connection);
+        Ok(until_told(connection, http2::Connection::graceful_shutdown, self.told.clone()).await?)
+    }
+
+    /// hyper reads the requests and writes the answers, but for streams: for as long as one lasts there is no hyper.
+    async fn speak_http1<T, S, R, B>(
+        &self,
+        mut io: Prefixed<T>,
+        mut turn: Turn,
+        read: BytesRead,
+        service: S,
+        peer: &Peer,
+        refuse: R,
+    ) -> Result<(), Ended>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        S: hyper::service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
+        S::Future: Send + 'static,
+        R: FnOnce(&Peer, &BadHead) -> Response<B> + Send,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Ended>,
+    {
+        let limits = &self.settings.limits;
         loop {
             let handed = Handed::new();
-            let (left, about) = (handed.clone(), turn.clone());
-            let plain = service.clone();
+            let (left, about, plain) = (handed.clone(), turn.clone(), service.clone());
             let service = hyper::service::service_fn(move |request| {
                 let asked = stream::Asked::of(&request);
-                let answer = hyper::service::Service::call(&plain, request);
-                let (left, about) = (left.clone(), about.clone());
+                let (answer, left, about) = (plain.call(request), left.clone(), about.clone());
                 async move { Ok::<_, Infallible>(left.pass(asked, answer.await?, &about).await) }
             });
             let connection = http1::Builder::new()
@@ -182,32 +211,22 @@ impl Connection {
                 .serve_connection(TokioIo::new(io), service);
             // Boxed, so that a stream keeps no room for it.
             let mut connection = Box::new(connection);
-            let ended = {
-                let driven = until_told(
-                    Pin::new(&mut *connection),
-                    http1::Connection::graceful_shutdown,
-                    told.clone(),
-                );
-                let mut driven = pin!(driven);
-                poll_fn(|cx| match driven.as_mut().poll(cx) {
-                    Poll::Ready(ended) => Poll::Ready(Err(ended)),
-                    Poll::Pending => handed.take().map_or(Poll::Pending, |answer| Poll::Ready(Ok(answer))),
-                })
-                .await
-            };
+            let close = http1::Connection::graceful_shutdown;
+            let driven = until_told(Pin::new(&mut *connection), close, self.told.clone());
+            let ended = handed.or_ended(driven).await;
             let parts = connection.into_parts();
             let answer = match ended {
                 Ok(answer) => answer,
                 // Boxed, so that a connection keeps no room for its end while it lives.
                 Err(ended) => {
-                    let refuse = |why: &BadHead| refuse(&peer, why);
+                    let refuse = |why: &BadHead| refuse(peer, why);
                     return Box::pin(end(parts, ended, limits.header_timeout, refuse)).await;
                 }
             };
             io = parts.io.into_inner();
             io.read_again(parts.read_buf);
             // It reads through the same IO, and so is told what that tells.
-            match stream::write(&mut io, answer, &peer, &told).await? {
+            match stream::write(&mut io, answer, peer, &self.told).await? {
                 stream::End::Whole(early) => {
                     turn = Turn::again(&early);
                     io = io.again(early.into(), turn.clone());

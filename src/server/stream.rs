@@ -8,7 +8,7 @@ use std::{
     future::{Future, poll_fn},
     io::{self, IoSlice},
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::SystemTime,
 };
@@ -54,8 +54,19 @@ impl<B> Handed<B> {
         Self(Arc::default())
     }
 
-    pub(super) fn take(&self) -> Option<Answer<B>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Drives hyper until it has handed an answer over, or has ended as the error says.
+    pub(super) async fn or_ended<E>(&self, hyper: impl Future<Output = E>) -> Result<Answer<B>, E> {
+        let mut hyper = pin!(hyper);
+        poll_fn(|cx| match hyper.as_mut().poll(cx) {
+            Poll::Ready(ended) => Poll::Ready(Err(ended)),
+            Poll::Pending => self.lock().take().map_or(Poll::Pending, |answer| Poll::Ready(Ok(answer))),
+        })
+        .await
+    }
+
+    /// A poisoned lock means that a holder panicked, and none can.
+    fn lock(&self) -> MutexGuard<'_, Option<Answer<B>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes an event stream from hyper, and then never ends: hyper is dropped with who waits here. Everything else is given
@@ -71,7 +82,7 @@ impl<B> Handed<B> {
             return response;
         }
         let answer = Answer { response, closes: asked.closes };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        *self.lock() = Some(answer);
         std::future::pending().await
     }
 }
