@@ -41,6 +41,7 @@ pub mod headers;
 pub mod inflight;
 pub mod ledger;
 pub mod limits;
+pub mod lines;
 pub mod listing;
 pub mod message;
 pub mod policy;

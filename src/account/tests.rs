@@ -1,9 +1,6 @@
 use std::{
-    io::{self, Read, Write},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    io::{self, Read},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -14,6 +11,7 @@ use super::{
     metrics::Metrics,
     *,
 };
+use crate::lines::tests::Full;
 
 /// The documented fields, in their order.
 const FIELDS: &str = "ts request upstream peer http_method path era protocol rpc id tool session client job \
@@ -315,46 +313,19 @@ fn a_pipe_nobody_reads_blocks_no_write_and_its_lost_lines_are_counted() {
     drop(reader);
 }
 
-/// Fails in the middle of its first line, then takes everything.
-struct Full {
-    taken: Arc<Mutex<Vec<u8>>>,
-    broken: Arc<AtomicBool>,
-}
-
-impl Write for Full {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut taken = self.taken.lock().unwrap();
-        if !self.broken.load(Ordering::Relaxed) {
-            taken.extend_from_slice(bytes);
-            return Ok(bytes.len());
-        }
-        if !taken.is_empty() {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        taken.extend_from_slice(&bytes[..10]);
-        Ok(10)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_full_disk_tears_no_later_line() {
-    let (taken, broken) = (Arc::<Mutex<Vec<u8>>>::default(), Arc::new(AtomicBool::new(true)));
-    let output = Full { taken: Arc::clone(&taken), broken: Arc::clone(&broken) };
+    let output = Full::default();
     let metrics = Arc::new(Metrics::new());
-    let (sink, writer) = Sink::start(output, &Settings::default(), Arc::clone(&metrics)).unwrap();
+    let (sink, writer) = Sink::start(output.clone(), &Settings::default(), Arc::clone(&metrics)).unwrap();
     sink.write(&full());
     while metrics.log_lines_dropped.get() == 0 {
         std::thread::yield_now();
     }
-    broken.store(false, Ordering::Relaxed);
+    output.make_room();
     sink.write(&full());
     assert!(writer.close());
-    let all = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
-    assert_eq!(all, format!("{}\n{}", &line(&full())[..10], line(&full())));
+    assert_eq!(output.text(), format!("{}\n{}", &line(&full())[..Full::HALF], line(&full())));
 }
 
 #[test]

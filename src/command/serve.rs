@@ -35,6 +35,7 @@ use crate::{
     clock::Clock,
     config::{Config, Flags, Log, process_environment, reload},
     ledger::Ledger,
+    lines::{Lines, Writer},
     proxy::{self, Sidecar},
     relay::Body,
     server::{self, Address, BadHead, Listener, Peer},
@@ -51,14 +52,14 @@ pub fn run(flags: Flags) -> ExitCode {
     let loaded = Config::load(&flags, &process_environment);
     match loaded.and_then(|config| reload::Reloader::new(flags, config)) {
         Ok((reloader, settings)) => {
-            let (level, writer) = match diagnose(&reloader.current().log) {
+            let (level, lines, writer) = match diagnose(&reloader.current().log) {
                 Ok(diagnosing) => diagnosing,
                 Err(error) => {
                     eprintln!("mcp-sidecar: can't start: {error}");
                     return ExitCode::from(FAILED);
                 }
             };
-            let code = in_one_thread(serve(reloader, settings, level, &writer));
+            let code = in_one_thread(serve(reloader, settings, level, &lines));
             writer.close();
             code
         }
@@ -73,15 +74,15 @@ pub fn run(flags: Flags) -> ExitCode {
 type Level = filter_reload::Handle<Targets, Registry>;
 
 /// The diagnostic log, on stderr, from a thread of its own.
-fn diagnose(log: &Log) -> io::Result<(Level, diagnostics::Writer)> {
+fn diagnose(log: &Log) -> io::Result<(Level, Arc<Lines>, Writer)> {
     let (targets, level) = filter_reload::Layer::new(targets(log.level));
     // A file of its own, so that a thread that waits for it holds no lock that `eprintln!` and panics wait for.
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (lines, writer) = diagnostics::start(stderr)?;
-    let lines = fmt::layer().with_writer(lines).with_ansi(io::stderr().is_terminal());
-    let lines = if log.text { lines.boxed() } else { lines.json().boxed() };
-    tracing_subscriber::registry().with(lines.with_filter(targets)).init();
-    Ok((level, writer))
+    let layer = fmt::layer().with_writer(Arc::clone(&lines)).with_ansi(io::stderr().is_terminal());
+    let layer = if log.text { layer.boxed() } else { layer.json().boxed() };
+    tracing_subscriber::registry().with(layer.with_filter(targets)).init();
+    Ok((level, lines, writer))
 }
 
 /// Other crates' lines below a warning stay out: some show header values.
@@ -94,7 +95,7 @@ async fn serve(
     reloader: reload::Reloader,
     settings: proxy::Settings,
     level: Level,
-    diagnostics: &diagnostics::Writer,
+    lines: &Arc<Lines>,
 ) -> ExitCode {
     let started =
         Signals::new().map_err(|error| format!("can't wait for signals: {error}")).and_then(|signals| {
@@ -121,7 +122,7 @@ async fn serve(
     sidecar.show_in(&metrics);
     ledger.show_in(&metrics);
     sink.show_in(&metrics);
-    diagnostics.show_in(&metrics);
+    diagnostics::show_in(&metrics, lines);
     let admin = admin_listener.map(|listener| {
         serve_admin(listener, reloader.current(), Arc::clone(&metrics), Arc::clone(&sidecar))
     });
