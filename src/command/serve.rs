@@ -295,7 +295,7 @@ fn serve_admin(listener: Listener, config: &Config, metrics: Arc<Metrics>, sidec
 
 /// A write beyond the limit of a file's size (`ulimit -f`) is to fail as one to a full disk does, and not to end the process:
 /// what is handled does not. The number is that of Linux, but for MIPS, and of the BSDs.
-const FILE_SIZE_EXCEEDED: i32 = 25;
+const SIGXFSZ: i32 = 25;
 
 /// What the process is told from outside.
 struct Signals {
@@ -308,7 +308,7 @@ impl Signals {
     fn new() -> io::Result<Self> {
         let on = |kind| signal(kind);
         // It stays handled when the handle is gone.
-        drop(on(SignalKind::from_raw(FILE_SIZE_EXCEEDED))?);
+        drop(on(SignalKind::from_raw(SIGXFSZ))?);
         Ok(Self {
             term: on(SignalKind::terminate())?,
             int: on(SignalKind::interrupt())?,
