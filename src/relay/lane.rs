@@ -1,10 +1,10 @@
 //! The slow lane: streams that have ever more to read take turns there, one turn at a time, so that everybody else is
 //! served between any two of them.
 //!
-//! Words: a stream takes *turns*, each of some bytes. Who takes one now and then only ever counts its bytes. Who took more
-//! than [`CALM`] forgives waits for its next turn in the *lane*, first come, first served; as many are in their turn there
-//! as there are threads. Without it all floods would stand in the runtime's queue at once, and whoever is
-//! woken behind all of them.
+//! Words: a stream takes *turns*, each of some bytes. Who takes less than `CALM` forgives only ever counts its bytes. Who
+//! took more has its turns in the *lane* until that is forgiven, those in which little comes among them: first come, first
+//! served, and as many at a time as there are threads. Without it all floods would stand in the runtime's queue at once,
+//! and whoever is woken behind all of them. Only a stream that has its turn there takes the lane's lock.
 //!
 //! Promises: a wait is no longer than a turn of each that came before, and whoever is dropped in the lane passes it on.
 
@@ -22,21 +22,23 @@ use std::{
 
 use tokio::{task::yield_now, time::Instant};
 
-/// Bytes of a turn.
-pub(crate) const TURN: usize = 16 * 1024;
+/// What a turn takes, but for the last piece, which stays whole.
+pub(crate) const TURN_BYTES: usize = 16 * 1024;
 /// In this time a turn that was taken is forgiven.
 const CALM: Duration = Duration::from_millis(100);
 /// So many turns are remembered.
 const REMEMBERED: usize = 4;
-/// After so many turns the runtime looks at what else has come to its sockets; it does by itself after many more.
-const LOOKS: u32 = 4;
+/// Of so many that are called into their turn, the runtime looks once at what else has come to its sockets; it does by
+/// itself after many more.
+const CALLS_PER_LOOK: u32 = 4;
 
 /// The lane. One is shared by all streams of a sidecar.
 #[derive(Debug)]
 pub struct Lane {
     /// How many are in their turn at a time.
     wide: usize,
-    turns: AtomicU32,
+    /// How many streams were called from the line. A turn that is taken without standing there is not counted.
+    calls: AtomicU32,
     line: Mutex<Line>,
 }
 
@@ -63,7 +65,7 @@ pub(crate) struct Place {
 impl Lane {
     /// The lane of a runtime of so many threads.
     pub fn new(threads: usize) -> Arc<Self> {
-        Arc::new(Self { wide: threads.max(1), turns: AtomicU32::new(0), line: Mutex::default() })
+        Arc::new(Self { wide: threads.max(1), calls: AtomicU32::new(0), line: Mutex::default() })
     }
 
     /// How many wait.
@@ -86,7 +88,7 @@ impl Lane {
         }
         drop(line);
         for waker in called {
-            if self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKS) {
+            if self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
                 wake_behind_all(&waker);
             } else {
                 waker.wake();
@@ -109,12 +111,12 @@ impl Place {
 
     /// Ready when the stream may take its turn.
     pub(crate) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.taken < TURN {
+        if self.taken < TURN_BYTES {
             return Poll::Ready(());
         }
         if self.number.is_none() {
             self.forgive();
-            if self.taken < TURN {
+            if self.taken < TURN_BYTES {
                 return Poll::Ready(());
             }
         }
@@ -144,12 +146,16 @@ impl Place {
         Poll::Pending
     }
 
-    /// The stream took so many bytes, and is woken if it has more to take.
-    pub(crate) fn took(&mut self, bytes: usize, more: bool, cx: &mut Context<'_>) {
-        self.taken = (self.taken + bytes).min(REMEMBERED * TURN);
-        if !more {
-            self.leave();
-        } else if self.taken < TURN {
+    /// The stream took so many bytes in its turn, and has no more to take now.
+    pub(crate) fn took_all(&mut self, bytes: usize) {
+        self.count(bytes);
+        self.leave();
+    }
+
+    /// The stream took so many bytes in its turn, and is woken to take more.
+    pub(crate) fn took_some(&mut self, bytes: usize, cx: &mut Context<'_>) {
+        self.count(bytes);
+        if self.taken < TURN_BYTES {
             cx.waker().wake_by_ref();
         } else {
             let mut line = self.lane.lock();
@@ -173,9 +179,13 @@ impl Place {
         self.lane.call(line);
     }
 
+    fn count(&mut self, bytes: usize) {
+        self.taken = (self.taken + bytes).min(REMEMBERED * TURN_BYTES);
+    }
+
     fn forgive(&mut self) {
         let now = Instant::now();
-        let calm = (now - self.since).as_nanos() * TURN as u128 / CALM.as_nanos();
+        let calm = (now - self.since).as_nanos() * TURN_BYTES as u128 / CALM.as_nanos();
         self.taken = self.taken.saturating_sub(usize::try_from(calm).unwrap_or(usize::MAX));
         self.since = now;
     }
@@ -203,7 +213,7 @@ mod tests {
             if place.poll_turn(cx).is_ready() {
                 all.fetch_add(1, Ordering::Relaxed);
                 count.fetch_add(1, Ordering::Relaxed);
-                place.took(TURN, true, cx);
+                place.took_some(TURN_BYTES, cx);
             }
             Poll::Pending
         });
@@ -273,7 +283,7 @@ mod tests {
                 here.readable().await.unwrap();
             }
             let between = count(&all) - before;
-            assert!(between <= 3 * LOOKS as usize, "{between} turns in between");
+            assert!(between <= 3 * CALLS_PER_LOOK as usize, "{between} turns in between");
         }
     }
 
@@ -300,7 +310,7 @@ mod tests {
         poll_fn(|cx| {
             let ready = place.poll_turn(cx).is_ready();
             if ready {
-                place.took(bytes, false, cx);
+                place.took_all(bytes);
             }
             Poll::Ready(ready)
         })
@@ -313,24 +323,24 @@ mod tests {
         // It is called, and never comes.
         let mut flood = Place::new(lane.clone());
         poll_fn(|cx| {
-            flood.took(TURN, true, cx);
+            flood.took_some(TURN_BYTES, cx);
             Poll::Ready(())
         })
         .await;
         let mut place = Place::new(lane.clone());
         for _ in 0..1000 {
-            assert!(takes(&mut place, TURN / 10).await);
+            assert!(takes(&mut place, TURN_BYTES / 10).await);
             sleep(CALM / 9).await;
         }
-        assert!(takes(&mut place, 100 * TURN).await, "one that is large at once");
+        assert!(takes(&mut place, 100 * TURN_BYTES).await, "one that is large at once");
         sleep(CALM / 2).await;
         assert!(!takes(&mut place, 0).await, "but then it waits");
         assert_eq!(lane.waiting(), 1);
         drop(place);
         let mut place = Place::new(lane.clone());
-        assert!(takes(&mut place, 100 * TURN).await);
+        assert!(takes(&mut place, 100 * TURN_BYTES).await);
         sleep(CALM * REMEMBERED as u32).await;
-        assert!(takes(&mut place, TURN).await, "all of it is forgiven");
+        assert!(takes(&mut place, TURN_BYTES).await, "all of it is forgiven");
         assert!(!takes(&mut place, 0).await);
         // And then it is its turn.
         drop(flood);

@@ -40,7 +40,7 @@ use super::{
     body::Body,
     clocks::Clocks,
     decode::Decoder,
-    lane::{self, Lane, TURN},
+    lane::{self, Lane, TURN_BYTES},
     listen::{self, Attempt, Listen},
     queue::{Class, Queue},
     source::Source,
@@ -255,14 +255,16 @@ impl Pump {
             return;
         }
         let mut taken = 0;
-        let more = self.take_turn(&mut taken, cx);
-        self.place.took(taken, more, cx);
+        match self.take_turn(&mut taken, cx) {
+            true => self.place.took_some(taken, cx),
+            false => self.place.took_all(taken),
+        }
     }
 
     /// Takes what is ready, up to a turn of bytes; false if that was all for now.
     fn take_turn(&mut self, taken: &mut usize, cx: &mut Context<'_>) -> bool {
         for _ in 0..CHUNKS {
-            if *taken >= TURN {
+            if *taken >= TURN_BYTES {
                 break;
             }
             let ends = self.closing.is_some() && !self.heals();
