@@ -17,7 +17,9 @@ use tokio::time::{Sleep, sleep};
 use crate::{limits::Held, store::BoxFuture};
 
 /// Who goes beyond the limit and then gets nothing to go on with for so long lets another one go on.
-pub const TURN: Duration = Duration::from_secs(1);
+pub const STARVED_AFTER: Duration = Duration::from_secs(1);
+/// As requests and answers that are read whole know it.
+pub use self::STARVED_AFTER as TURN;
 
 /// The bytes of one stream's unfinished event.
 pub struct Assembly {
@@ -94,7 +96,7 @@ impl Assembly {
         if !held.has_turn() {
             return;
         }
-        let starved = self.starved.get_or_insert_with(|| Box::pin(sleep(TURN)));
+        let starved = self.starved.get_or_insert_with(|| Box::pin(sleep(STARVED_AFTER)));
         if starved.as_mut().poll(cx).is_ready() {
             held.pass_turn();
             self.starved = None;
