@@ -12,7 +12,7 @@ use crate::{
     error::Failure,
     headers,
     limits::Held,
-    relay::{assembly::TURN, decode::Decoder, held},
+    relay::{assembly::STARVED_AFTER, decode::Decoder, held},
     upstream,
 };
 
@@ -164,7 +164,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     if held.has_turn() {
-        if let Ok(frame) = time::timeout(TURN, body.frame()).await {
+        if let Ok(frame) = time::timeout(STARVED_AFTER, body.frame()).await {
             return frame;
         }
         held.pass_turn();

@@ -18,8 +18,6 @@ use crate::{limits::Held, store::BoxFuture};
 
 /// Who goes beyond the limit and then gets nothing to go on with for so long lets another one go on.
 pub const STARVED_AFTER: Duration = Duration::from_secs(1);
-/// As requests and answers that are read whole know it.
-pub use self::STARVED_AFTER as TURN;
 
 /// The bytes of one stream's unfinished event.
 pub struct Assembly {
