@@ -127,22 +127,12 @@ impl Process {
 
     /// Its time on a CPU, that of its children with it.
     pub(crate) fn cpu(&self) -> Duration {
-        let running = |tasks: &str| -> u64 {
-            let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
-            let nanos = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
-            nanos.filter_map(|nanos| nanos.split(' ').next()?.parse::<u64>().ok()).sum()
-        };
-        Duration::from_nanos(self.pids().iter().map(|pid| running(&format!("/proc/{pid}/task"))).sum())
+        self.pids().iter().map(|pid| cpu(pid)).sum()
     }
 
     /// Its resident bytes, and its children's.
     pub(crate) fn rss(&self) -> u64 {
-        let resident = |pid: &String| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-            line.trim_end_matches("kB").trim().parse::<u64>().ok()
-        };
-        self.pids().iter().filter_map(resident).sum::<u64>() * 1024
+        self.pids().iter().map(|pid| rss(pid)).sum()
     }
 
     fn pids(&self) -> Vec<String> {
@@ -161,6 +151,20 @@ impl Drop for Process {
         }
         let _ = self.child.wait();
     }
+}
+
+/// The time on a CPU of all threads of one process; `self` is this one.
+pub(crate) fn cpu(pid: &str) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let nanos = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+    Duration::from_nanos(nanos.filter_map(|nanos| nanos.split(' ').next()?.parse::<u64>().ok()).sum())
+}
+
+/// The resident bytes of one process; none if it has ended.
+pub(crate) fn rss(pid: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kilobytes| kilobytes * 1024)
 }
 
 /// An address that nobody listens on.
