@@ -198,7 +198,7 @@ impl Running {
 
     /// A server's request in the middle of this exchange awaits the node's answer (legacy).
     pub fn awaits_node(&self) -> bool {
-        !lock(&self.server_requests).is_empty()
+        self.era == Era::Legacy && !lock(&self.server_requests).is_empty()
     }
 
     fn wake(&self) {

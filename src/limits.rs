@@ -1,6 +1,7 @@
 //! Counted places: so many requests in flight, so many streams, so many bytes held.
 
 use std::{
+    cmp,
     pin::pin,
     sync::{
         Arc,
@@ -85,11 +86,15 @@ impl Held {
     /// Now `bytes` are held.
     pub fn set(&mut self, bytes: usize) {
         let counter = &self.total.0;
-        if bytes >= self.mine {
-            counter.taken.fetch_add(bytes - self.mine, Ordering::AcqRel);
-        } else {
-            counter.taken.fetch_sub(self.mine - bytes, Ordering::AcqRel);
-            counter.freed.notify_one();
+        match bytes.cmp(&self.mine) {
+            cmp::Ordering::Equal => return,
+            cmp::Ordering::Greater => {
+                counter.taken.fetch_add(bytes - self.mine, Ordering::AcqRel);
+            }
+            cmp::Ordering::Less => {
+                counter.taken.fetch_sub(self.mine - bytes, Ordering::AcqRel);
+                counter.freed.notify_one();
+            }
         }
         self.mine = bytes;
     }

@@ -2,6 +2,7 @@
 //!
 //! [`sse`] finds the events, [`queue`] holds them for a slow node, [`body`] is what hyper sends.
 
+mod alarm;
 pub mod assembly;
 pub mod body;
 pub mod clocks;

@@ -10,6 +10,7 @@
 
 mod address;
 mod bad_head;
+mod body;
 mod connection;
 mod framing;
 mod head;
@@ -20,20 +21,21 @@ mod stall;
 mod stream;
 pub mod tls;
 
-use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     sync::watch,
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tower::Service;
 
 pub use address::Address;
 pub use bad_head::BadHead;
+pub use body::Body;
 pub use io::Peer;
 pub use listener::Listener;
 
@@ -67,17 +69,6 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// What connections are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
-enum Phase {
-    /// Go on.
-    Serve,
-    /// End after what is in flight.
-    Close,
-    /// End now.
-    Cut,
-}
-
 /// Serves connections of `listener` until `stop` ends; then accepts no more, lets each connection end with what it has
 /// in flight for at most a second, and cuts the rest. Returns when all have ended.
 ///
@@ -95,26 +86,22 @@ pub async fn run<S, R, B>(
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
     R: FnOnce(&Peer, &BadHead) -> Response<B> + Clone + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
+    B: Body,
 {
-    let (phase, told) = watch::channel(Phase::Serve);
-    let (open, mut count) = watch::channel(0_usize);
+    let (closing, told) = watch::channel(false);
+    let mut open = JoinSet::new();
     let mut complaint = Complaint::default();
     let mut stop = std::pin::pin!(stop);
     loop {
-        let limits = settings.borrow_and_update().limits.clone();
-        let accepted = async {
-            // Sees only that the channel is closed as an error, and this function holds its sender.
-            let _ = count.wait_for(|open| *open < limits.connections).await;
-            listener.accept().await
-        };
+        let limit = settings.borrow_and_update().limits.connections;
         let accepted = tokio::select! {
             biased;
             () = &mut stop => break,
             // A closed channel is no change: the settings just stay.
             Ok(()) = settings.changed() => continue,
-            accepted = accepted => accepted,
+            // What one that has panicked has to say was said.
+            Some(_) = open.join_next() => continue,
+            accepted = listener.accept(), if open.len() < limit => accepted,
         };
         match accepted {
             Ok((socket, label, host)) => {
@@ -125,36 +112,34 @@ pub async fn run<S, R, B>(
                     host,
                     settings,
                     told: told.clone(),
-                    _open: Open::one_more(&open, connections),
+                    _open: Open::one_more(connections),
                 };
-                tokio::spawn(connection.serve(service.clone(), refuse.clone()));
+                open.spawn(connection.serve(service.clone(), refuse.clone()));
             }
             Err(error) => complaint.pause(&error).await,
         }
     }
     drop(listener);
-    phase.send_replace(Phase::Close);
-    if timeout(LAST_WORDS, count.wait_for(|open| *open == 0)).await.is_err() {
-        phase.send_replace(Phase::Cut);
-        let _ = count.wait_for(|open| *open == 0).await;
-    }
+    closing.send_replace(true);
+    let all_ended = async { while open.join_next().await.is_some() {} };
+    // Those that take longer are cut.
+    let _ = timeout(LAST_WORDS, all_ended).await;
+    open.shutdown().await;
 }
 
-/// One open connection, counted until it is dropped.
-struct Open(watch::Sender<usize>, Gauge);
+/// One open connection, shown until it is dropped.
+struct Open(Gauge);
 
 impl Open {
-    fn one_more(count: &watch::Sender<usize>, gauge: &Gauge) -> Self {
-        count.send_modify(|open| *open += 1);
-        gauge.inc();
-        Self(count.clone(), gauge.clone())
+    fn one_more(connections: &Gauge) -> Self {
+        connections.inc();
+        Self(connections.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.1.dec();
-        self.0.send_modify(|open| *open -= 1);
+        self.0.dec();
     }
 }
 

@@ -235,6 +235,14 @@ impl Stream {
             Self::Http2(body) => body.is_end_stream(),
         }
     }
+
+    /// It gives less at a time than may be there.
+    fn comes_in_pieces(&self) -> bool {
+        match self {
+            Self::Http1(body) => body.comes_in_pieces(),
+            Self::Http2(_) => true,
+        }
+    }
 }
 
 impl Body {
@@ -245,7 +253,7 @@ impl Body {
     /// Joins to `first` what is there already.
     fn join(&mut self, first: Bytes, cx: &mut Context<'_>) -> Bytes {
         let mut joined = BytesMut::new();
-        while first.len() < JOIN && !self.stream.is_end_stream() {
+        while first.len() < JOIN && self.stream.comes_in_pieces() && !self.stream.is_end_stream() {
             let Poll::Ready(next) = self.stream.poll_frame(cx) else { break };
             let used = joined.len().max(first.len());
             match next.as_ref().and_then(|next| next.as_ref().ok()?.data_ref()) {

@@ -202,14 +202,12 @@ impl Progress {
 /// The next value, if it is a number that a double can hold.
 pub(super) fn number(scan: &mut Scan<'_>) -> Result<Option<f64>, Bad> {
     let digits = matches!(scan.peek_value(), Some(b'-' | b'0'..=b'9'));
-    let span = scan.value()?;
-    let text = scan.slice(span);
-    if digits && text.len() <= 15 && text.iter().all(u8::is_ascii_digit) {
-        // Most numbers are whole, and so few digits are exact.
-        let whole = text.iter().fold(0_u64, |whole, digit| whole * 10 + u64::from(digit - b'0'));
+    // Most numbers are whole.
+    if let Some(whole) = scan.whole() {
         return Ok(Some(whole as f64));
     }
-    let text = std::str::from_utf8(text).ok().filter(|_| digits);
+    let span = scan.value()?;
+    let text = std::str::from_utf8(scan.slice(span)).ok().filter(|_| digits);
     Ok(text.and_then(|text| text.parse().ok()).filter(|number: &f64| number.is_finite()))
 }
 

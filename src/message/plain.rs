@@ -1,6 +1,8 @@
 //! What most messages of a busy stream are, seen without taking memory: notifications that only pass, and steps of one
 //! progress. Whatever is not clear at once is neither, and [`answer::look`](super::answer::look) is to be asked.
 
+use std::ops::Range;
+
 use super::{
     answer::number,
     scan::{Bad, Scan},
@@ -33,17 +35,33 @@ pub fn is_notification(data: &[u8]) -> bool {
 /// The steps of one progress: they begin alike, up to where the value is, and often end alike.
 #[derive(Debug)]
 pub struct Steps {
+    /// What they begin with, and what stands before that on the wire.
     head: Vec<u8>,
-    /// The total that stands in that.
+    /// Bytes of the latter.
+    before: usize,
+    /// The total that stands in the former.
     total: Option<f64>,
-    /// What followed the value of the first one, and the total with that: behind another value it says the same.
-    end: Option<(Vec<u8>, Option<f64>)>,
+    end: Option<End>,
 }
 
+/// What followed the value of the first step: behind another value it says the same.
+#[derive(Debug)]
+struct End {
+    bytes: Vec<u8>,
+    /// So many of them are the message's.
+    message: usize,
+    total: Option<f64>,
+}
+
+/// What a step says: its value and its total.
+pub type Step = (f64, Option<f64>);
+
 impl Steps {
-    /// The steps that begin as this one does; `None` if method and token do not come before the value, or if what
-    /// comes before it may be another one's.
-    pub fn like(data: &[u8]) -> Option<Self> {
+    /// The steps that begin as this one does, which is the part `message` of what came on the wire; `None` if method and
+    /// token do not come before the value, or if what comes before it may be another one's.
+    pub fn like(wire: &[u8], message: Range<usize>) -> Option<Self> {
+        let (before, behind) = (message.start, wire.get(message.end..)?);
+        let data = wire.get(message)?;
         let mut scan = Scan::new(data);
         let (mut is_progress, mut value, mut total) = (false, None, None);
         let message = scan.maybe_object(|scan, key| match raw(&key)? {
@@ -78,34 +96,40 @@ impl Steps {
             b"id" | b"result" | b"error" | b"params" => Err(NOT),
             _ => scan.value().map(|_| ()),
         });
-        let head = data.get(..value?)?;
+        let head = wire.get(..before + value?)?;
         if message.is_err() || head.len() > KEPT {
             return None;
         }
-        let mut steps = Self { head: head.to_vec(), total, end: None };
-        if let (Some((_, total)), Some((_, scan))) = (steps.step(data), steps.value(data)) {
-            steps.end = Some((scan.rest().to_vec(), total)).filter(|(end, _)| end.len() <= KEPT);
+        let mut steps = Self { head: head.to_vec(), before, total, end: None };
+        if let (Some((_, total)), Some((_, scan))) = (steps.step(data), value_behind(&head[before..], data)) {
+            let message = scan.rest().len();
+            steps.end = Some(End { bytes: [scan.rest(), behind].concat(), message, total })
+                .filter(|end| end.bytes.len() <= KEPT);
         }
         Some(steps)
     }
 
-    /// The value of this message, if it begins as the others do, and what follows.
-    fn value<'a>(&self, data: &'a [u8]) -> Option<(f64, Scan<'a>)> {
-        if !data.starts_with(&self.head) {
+    /// The step that these bytes of the wire begin with, if it is like the first one in all but its value; and how many
+    /// bytes that is.
+    pub fn next(&self, wire: &[u8]) -> Option<(Step, usize)> {
+        // Without anything around it a message is not what stands on the wire.
+        let end = self.end.as_ref().filter(|_| self.before > 0)?;
+        // White space before a value might be a line end, which would mean something on the wire.
+        if !matches!(wire.get(self.head.len())?, b'-' | b'0'..=b'9') {
             return None;
         }
-        let mut scan = Scan::from(data, self.head.len());
-        let value = number(&mut scan).ok()??;
-        Some((value, scan))
+        let (value, scan) = value_behind(&self.head, wire)?;
+        let rest = scan.rest().strip_prefix(&*end.bytes)?;
+        Some(((value, end.total), wire.len() - rest.len()))
     }
 
-    /// The value and total of this message, if it is another step.
-    pub fn step(&self, data: &[u8]) -> Option<(f64, Option<f64>)> {
-        let (value, mut scan) = self.value(data)?;
-        if let Some((end, total)) = &self.end
-            && scan.rest() == end
+    /// What this message says, if it is another step.
+    pub fn step(&self, data: &[u8]) -> Option<Step> {
+        let (value, mut scan) = value_behind(&self.head[self.before..], data)?;
+        if let Some(end) = &self.end
+            && scan.rest() == &end.bytes[..end.message]
         {
-            return Some((value, *total));
+            return Some((value, end.total));
         }
         let mut total = self.total;
         scan.members(|scan, key| match raw(&key)? {
@@ -125,6 +149,16 @@ impl Steps {
         scan.end().ok()?;
         Some((value, total))
     }
+}
+
+/// The value behind such a head, and what follows.
+fn value_behind<'a>(head: &[u8], data: &'a [u8]) -> Option<(f64, Scan<'a>)> {
+    if !data.starts_with(head) {
+        return None;
+    }
+    let mut scan = Scan::from(data, head.len());
+    let value = number(&mut scan).ok()??;
+    Some((value, scan))
 }
 
 /// A key as it stands there; one with escapes may be any.
@@ -174,7 +208,7 @@ mod tests {
     }
 
     fn steps(data: &str) -> Option<Steps> {
-        Steps::like(data.as_bytes())
+        Steps::like(data.as_bytes(), 0..data.len())
     }
 
     #[test]
@@ -227,6 +261,34 @@ mod tests {
                 "{tail}"
             );
         }
+    }
+
+    #[test]
+    fn on_the_wire_a_step_is_seen_by_what_stands_around_it_too() {
+        let head = r#"{"method":"notifications/progress","params":{"progressToken":1,"progress":"#;
+        let wire = format!("data: {head}1,\"message\":\"m\"}}}}\n\n");
+        let alone = steps(&wire[6..wire.len() - 2]).unwrap();
+        assert_eq!(alone.next(&wire.as_bytes()[6..]), None);
+        let steps = Steps::like(wire.as_bytes(), 6..wire.len() - 2).unwrap();
+        for (begins, more, told) in [
+            ("data: ", "2,\"message\":\"m\"}}\n\n", Some(2.0)),
+            ("data: ", "-2.5e1,\"message\":\"m\"}}\n\n", Some(-25.0)),
+            ("data:", "2,\"message\":\"m\"}}\n\n", None),
+            ("data: ", " 2,\"message\":\"m\"}}\n\n", None),
+            ("data: ", "\n2,\"message\":\"m\"}}\n\n", None),
+            ("data: ", "2,\"message\":\"n\"}}\n\n", None),
+            ("data: ", "2,\"message\":\"m\"}}\n", None),
+            ("data: ", "2,\"message\":\"m\"}}\ndata: 1\n\n", None),
+            ("data: ", "2", None),
+            ("data: ", "", None),
+        ] {
+            let wire = format!("{begins}{head}{more}");
+            let whole = told.map(|value| ((value, None), wire.len()));
+            assert_eq!(steps.next(wire.as_bytes()), whole, "{wire}");
+            assert_eq!(steps.next(format!("{wire}data: ").as_bytes()), whole, "{wire} and more");
+        }
+        let data = format!("{head}2,\"message\":\"n\"}}}}");
+        assert_eq!(steps.step(data.as_bytes()), Some((2.0, None)));
     }
 
     #[test]
@@ -291,7 +353,7 @@ mod tests {
     #[test]
     fn a_total_is_of_the_params_that_say_the_progress() {
         let data = r#"{"method":"notifications/progress","params":{"progressToken":1,"total":9},"params":{"progressToken":1,"progress":2}}"#;
-        assert_eq!(Steps::like(data.as_bytes()).unwrap().step(data.as_bytes()), Some((2.0, None)));
+        assert_eq!(steps(data).unwrap().step(data.as_bytes()), Some((2.0, None)));
     }
 
     proptest! {
@@ -303,7 +365,7 @@ mod tests {
                     prop_assert!(matches!(look, Some(Answer::Notification(_))), "{}", data);
                 }
             }
-            if let Some(steps) = Steps::like(one.as_bytes()) {
+            if let Some(steps) = steps(&one) {
                 let Some(Answer::Progress(first)) = answer::look(one.as_bytes()) else {
                     return Err(TestCaseError::fail(one));
                 };

@@ -264,6 +264,21 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
+    /// Takes a whole number of so few digits that a double holds it exactly, if one is next.
+    pub(super) fn whole(&mut self) -> Option<u64> {
+        const EXACT: usize = 15;
+        let digits = self.rest().iter().take(EXACT + 1).take_while(|byte| byte.is_ascii_digit());
+        let (count, whole) =
+            digits.fold((0, 0), |(count, whole), digit| (count + 1, whole * 10 + u64::from(digit - b'0')));
+        let goes_on = matches!(self.bytes.get(self.at + count), Some(b'.' | b'e' | b'E'));
+        let is_number = count == 1 || count > 1 && self.peek() != Some(b'0');
+        if goes_on || !is_number || count > EXACT {
+            return None;
+        }
+        self.at += count;
+        Some(whole)
+    }
+
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
         while matches!(self.peek(), Some(b'0'..=b'9')) {
@@ -364,35 +379,45 @@ impl Open {
 }
 
 /// The first quote, backslash or control character at or after `at`; many bytes at a time, since strings are most of a
-/// message: thirty-two while they last, which become a few vector instructions, then eight.
-fn plain_end(bytes: &[u8], at: usize) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGHS: u64 = 0x8080_8080_8080_8080;
-    // The high bit of each byte of `word` that is below `n` (n ≤ 128). A borrow can spoil only bytes above a true one,
-    // and the lowest is what counts.
-    let below = |word: u64, n: u64| word.wrapping_sub(ONES * n) & !word & HIGHS;
+/// message: eight, which ends most, then thirty-two while they last, which become a few vector instructions.
+fn plain_end(bytes: &[u8], mut at: usize) -> usize {
+    /// So many bytes are no long string yet.
+    const SHORT: usize = 16;
     let ends = |byte: &u8| (*byte < 0x20) | (*byte == b'"') | (*byte == b'\\');
-    let mut at = at;
-    while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<32>()) {
-        if chunk.iter().fold(false, |found, byte| found | ends(byte)) {
-            break;
+    let long = at + SHORT;
+    while let Some(plain) = plain_of_word(bytes, at) {
+        at += plain;
+        if plain < 8 {
+            return at;
         }
-        at += 32;
-    }
-    while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
-        let word = u64::from_le_bytes(*chunk);
-        let found = below(word, 0x20)
-            | below(word ^ (ONES * u64::from(b'"')), 1)
-            | below(word ^ (ONES * u64::from(b'\\')), 1);
-        if found != 0 {
-            return at + found.trailing_zeros() as usize / 8;
+        if at == long {
+            while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<32>()) {
+                if chunk.iter().fold(false, |found, byte| found | ends(byte)) {
+                    break;
+                }
+                at += 32;
+            }
         }
-        at += 8;
     }
     while bytes.get(at).is_some_and(|&byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
         at += 1;
     }
     at
+}
+
+/// How many of the eight bytes at `at` come before the first quote, backslash or control character; `None` if there are
+/// no eight.
+fn plain_of_word(bytes: &[u8], at: usize) -> Option<usize> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGHS: u64 = 0x8080_8080_8080_8080;
+    // The high bit of each byte of `word` that is below `n` (n ≤ 128). A borrow can spoil only bytes above a true one,
+    // and the lowest is what counts.
+    let below = |word: u64, n: u64| word.wrapping_sub(ONES * n) & !word & HIGHS;
+    let word = u64::from_le_bytes(*bytes.get(at..)?.first_chunk::<8>()?);
+    let found = below(word, 0x20)
+        | below(word ^ (ONES * u64::from(b'"')), 1)
+        | below(word ^ (ONES * u64::from(b'\\')), 1);
+    Some(found.trailing_zeros() as usize / 8)
 }
 
 #[cfg(test)]

@@ -79,20 +79,17 @@ impl Lane {
     }
 
     /// Calls those whose turn it is now. The lock is not held while they are woken.
-    fn call(&self, mut line: MutexGuard<'_, Line>) {
-        let mut called = Vec::new();
+    fn call<'a>(&'a self, mut line: MutexGuard<'a, Line>) {
         while line.called.len() < self.wide {
             let Some((number, waker)) = line.waiting.pop_front() else { break };
             line.called.push(number);
-            called.push(waker);
-        }
-        drop(line);
-        for waker in called {
+            drop(line);
             if self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
                 wake_behind_all(&waker);
             } else {
                 waker.wake();
             }
+            line = self.lock();
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Relays one event stream: a pump reads the upstream on while the node is slow, the body hands the node what the
 //! queue lets out.
 //!
-//! The pump is the one task of an exchange. It is owned by the body: dropping the body (the node left) aborts it, which
-//! drops the upstream's body, which closes the upstream's stream. Between the two stands [`Queue`] under one short lock.
-//! The exchange itself lives there too, so that its record is written when both are gone.
+//! The pump is owned by the body: dropping the body (the node left) ends it, which drops the upstream's body, which closes
+//! the upstream's stream. Whoever writes the body polls the pump too, so that an event wakes one task; where that is hyper,
+//! which polls nothing that its client has no room for, the pump has a task of its own. Between pump and body stands
+//! [`Queue`] under one short lock. The exchange itself lives there too, so that its record is written when both are gone.
 //!
 //! The pump takes every chunk that is ready before it wakes the body, and the body gives everything the queue lets out
-//! as one frame: a busy stream costs one task switch for many events. What most of those are is seen where they lie in
+//! as one frame: many events of a busy stream go out at once. What most of those are is seen where they lie in
 //! their chunk (`plain`); only the others are made events and weighed one by one.
 
 mod body;
@@ -27,15 +28,16 @@ use std::{
 
 use bytes::Bytes;
 use http_body::Body as _;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::Instant;
 
+pub(super) use self::body::StreamBody;
 use self::{
-    body::StreamBody,
     plain::Known,
     state::{FRAME, Shared, State},
 };
 use super::{
     Settings,
+    alarm::Alarm,
     assembly::Assembly,
     body::Body,
     clocks::Clocks,
@@ -97,7 +99,7 @@ pub struct Start {
     pub peer: Peer,
 }
 
-/// Starts the pump and gives the body that owns it.
+/// Gives the body, and with it the pump.
 pub fn relay(start: Start) -> Body {
     let running = start.exchange.entry.as_ref().map(|entry| entry.running.clone());
     let now = Instant::now();
@@ -113,6 +115,7 @@ pub fn relay(start: Start) -> Body {
             muted: false,
             begun: false,
             reader: None,
+            awaited: None,
             pump: None,
             taken: now,
             final_outcome: Outcome::Ok,
@@ -123,7 +126,7 @@ pub fn relay(start: Start) -> Body {
             out_bytes: 0,
             out_final: false,
             ours_last: false,
-            exchange: start.exchange,
+            exchange: Box::new(start.exchange),
         }),
     });
     let mut state = shared.lock();
@@ -165,11 +168,12 @@ pub fn relay(start: Start) -> Body {
         linger: None,
         idle_timeout: start.idle_timeout,
         client_stall: start.client_stall,
-        timer: Box::pin(sleep_until(now)),
+        alarm: Alarm::default(),
+        now,
         running,
         shared: shared.clone(),
     };
-    Body::new(StreamBody::new(tokio::spawn(pump), shared, start.settings.keepalive, start.peer))
+    Body::stream(StreamBody::new(pump, shared, start.settings.keepalive, start.peer))
 }
 
 struct Pump {
@@ -188,7 +192,7 @@ struct Pump {
     /// Events of the chunk at hand that the queue has no room for yet.
     backlog: VecDeque<Event>,
     /// A response that waits until its end is stored.
-    settling: Option<Settling>,
+    settling: Option<Box<Settling>>,
     /// The stream has failed, and the end of its call is being stored.
     parting: Option<BoxFuture<'static, ()>>,
     /// The upstream's stream has ended; what was found still goes out.
@@ -204,7 +208,9 @@ struct Pump {
     linger: Option<Instant>,
     idle_timeout: Duration,
     client_stall: Duration,
-    timer: Pin<Box<Sleep>>,
+    alarm: Alarm,
+    /// When it was polled.
+    now: Instant,
     running: Option<Arc<Running>>,
     shared: Arc<Shared>,
 }
@@ -236,6 +242,7 @@ impl Future for Pump {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.now = Instant::now();
         if self.upstream.is_some() && !self.poll_ended_from_outside(cx) {
             self.poll_upstream(cx);
             self.stand_still();
@@ -286,7 +293,7 @@ impl Pump {
                 }
                 continue;
             }
-            if self.is_full() {
+            if *taken > 0 && self.is_full() {
                 break;
             }
             if self.assembly.poll_room(self.scanner.held(), cx).is_pending() {
@@ -326,8 +333,8 @@ impl Pump {
 
     /// A response that still waits goes out now: whoever was to store its end does so without it.
     fn release(&mut self) {
-        if let Some(Settling { event, class, .. }) = self.settling.take() {
-            self.shared.lock().push(event, class, Instant::now());
+        if let Some(settling) = self.settling.take() {
+            self.shared.lock().push(settling.event, settling.class, self.now);
         }
     }
 
@@ -389,6 +396,9 @@ impl Pump {
         }
         if self.decoder.is_none() && self.scanner.is_between() {
             self.pass_plain(&mut chunk);
+            if chunk.is_empty() {
+                return Ok(());
+            }
         } else if let Some(event) = self.scanner.next(&mut chunk).map_err(unfit)? {
             // The event that was cut is whole now; what follows may be plain again.
             self.backlog.push_back(event);
@@ -414,7 +424,7 @@ impl Pump {
     fn flush(&mut self) {
         self.turns = 0;
         let mut state = self.shared.lock();
-        if !state.drained() {
+        if state.has_news() {
             state.wake_reader();
         }
     }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{Request, Response};
 use hyper::{
     body::Incoming,
@@ -25,7 +25,7 @@ use tokio::{
 use tower::{Service, ServiceExt};
 
 use super::{
-    BadHead, Open, Phase, Settings,
+    BadHead, Body, Open, Settings,
     bad_head::{self, HEAD},
     head::{HeadTimer, Turn},
     io::{BytesRead, Io, Peer, Socket},
@@ -55,7 +55,8 @@ pub(super) struct Connection {
     pub(super) label: Arc<str>,
     pub(super) host: Arc<str>,
     pub(super) settings: Arc<Settings>,
-    pub(super) told: watch::Receiver<Phase>,
+    /// Whether it is to end after what is in flight.
+    pub(super) told: watch::Receiver<bool>,
     pub(super) _open: Open,
 }
 
@@ -69,17 +70,9 @@ impl Connection {
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + 'static,
         R: FnOnce(&Peer, &BadHead) -> Response<B> + Send,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Ended>,
+        B: Body,
     {
-        let mut told = self.told.clone();
-        let ended = tokio::select! {
-            biased;
-            // The sender lives until every connection has ended.
-            _ = told.wait_for(|phase| *phase == Phase::Cut) => Ok(()),
-            ended = self.handshake(service, refuse) => ended,
-        };
-        if let Err(error) = ended {
+        if let Err(error) = self.handshake(service, refuse).await {
             let cause = error.source();
             tracing::debug!(peer = %self.label, %error, cause, "client left");
         }
@@ -90,8 +83,7 @@ impl Connection {
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + 'static,
         R: FnOnce(&Peer, &BadHead) -> Response<B> + Send,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Ended>,
+        B: Body,
     {
         let io = Io::new(Arc::clone(&self.socket), self.settings.limits.client_stall);
         let read = io.bytes_read();
@@ -115,14 +107,13 @@ impl Connection {
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + 'static,
         R: FnOnce(&Peer, &BadHead) -> Response<B> + Send,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Ended>,
+        B: Body,
     {
         let limits = &self.settings.limits;
         let mut told = self.told.clone();
         let mut first = BytesMut::with_capacity(4 << 10);
         let begun = tokio::select! {
-            _ = told.wait_for(|phase| *phase >= Phase::Close) => return Ok(()),
+            _ = told.wait_for(|closing| *closing) => return Ok(()),
             begun = timeout(limits.header_timeout, begins_http2(&mut io, &mut first)) => begun,
         };
         let mut peer = Peer { label: Arc::clone(&self.label), host: Arc::clone(&self.host), socket: None };
@@ -155,12 +146,15 @@ impl Connection {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
         S: hyper::service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
         S::Future: Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Ended>,
+        B: Body,
     {
         let service = hyper::service::service_fn(move |request| {
             let answer = service.call(request);
-            async move { Ok::<_, Infallible>(answer.await?.map(Told::new)) }
+            async move {
+                let mut response = answer.await?;
+                response.body_mut().detach();
+                Ok::<_, Infallible>(response.map(Told::new))
+            }
         });
         let streams = Streams { stall: self.settings.limits.client_stall };
         let connection = http2::Builder::new(streams)
@@ -190,8 +184,7 @@ impl Connection {
         S: hyper::service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
         S::Future: Send + 'static,
         R: FnOnce(&Peer, &BadHead) -> Response<B> + Send,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Ended>,
+        B: Body,
     {
         let limits = &self.settings.limits;
         loop {
@@ -252,8 +245,7 @@ async fn end<T, S, B>(
 ) -> Result<(), Ended>
 where
     T: AsyncRead + AsyncWrite + Unpin,
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<Ended>,
+    B: Body,
 {
     let http1::Parts { io, read_buf, .. } = parts;
     let io = io.into_inner().into_inner();
@@ -274,11 +266,11 @@ where
 async fn until_told<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
     close: impl FnOnce(Pin<&mut C>),
-    mut told: watch::Receiver<Phase>,
+    mut told: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
     tokio::select! {
         ended = &mut connection => return ended,
-        _ = told.wait_for(|phase| *phase >= Phase::Close) => {}
+        _ = told.wait_for(|closing| *closing) => {}
     }
     close(connection.as_mut());
     connection.await

@@ -68,6 +68,11 @@ impl<T> Prefixed<T> {
         }
     }
 
+    /// What is read from and written to without hyper.
+    pub(super) fn io(&mut self) -> &mut T {
+        &mut self.io
+    }
+
     /// Gives the IO back. `None` if an answer was not written to its end: nothing can follow it.
     pub(super) fn into_inner(self) -> Option<T> {
         let unflushed = self.http1.is_some_and(|http1| http1.turn.is_unflushed());
@@ -76,7 +81,8 @@ impl<T> Prefixed<T> {
 }
 
 impl<T: AsyncRead + Unpin> Prefixed<T> {
-    fn poll_more(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    /// Reads, and nobody is told.
+    pub(super) fn poll_more(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.prefix.is_empty() {
             let some = self.prefix.len().min(buf.remaining());
             buf.put_slice(&self.prefix[..some]);

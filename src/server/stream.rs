@@ -15,24 +15,16 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
-use http_body::Body;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::watch,
 };
 
-use super::{Peer, Phase, head::Turn};
+use super::{Body, Peer, head::Turn, prefixed::Prefixed};
 use crate::headers::is_content_type;
 
-/// Frames up to here are put together; a larger one is written from where it lies.
-const SMALL: usize = 8 << 10;
-/// What is written at once, one large frame aside.
-const ENOUGH: usize = 32 << 10;
 /// Bytes of next requests that are read meanwhile. It takes reading to see that a client is gone.
 const EARLY: usize = 8 << 10;
-/// The end of a chunked body (RFC 9112 § 7.1), behind the last chunk's.
-const LAST: &[u8] = b"0\r\n\r\n";
-
 /// An answer whose stream is to be written.
 pub(super) struct Answer<B> {
     response: Response<B>,
@@ -74,11 +66,12 @@ impl<B> Handed<B> {
     /// that hyper has not written whole, since that would be lost with it.
     ///
     /// The request must have been read to its end: what hyper has of its body is read as the next one.
-    pub(super) async fn pass(&self, asked: Asked, response: Response<B>, turn: &Turn) -> Response<B>
+    pub(super) async fn pass(&self, asked: Asked, mut response: Response<B>, turn: &Turn) -> Response<B>
     where
         B: Body,
     {
         if !asked.may_stream || !is_stream(&response) || turn.is_unflushed() {
+            response.body_mut().detach();
             return response;
         }
         let answer = Answer { response, closes: asked.closes };
@@ -133,26 +126,23 @@ pub(super) enum End {
 ///
 /// When the client is gone, or the body breaks: the connection can't go on.
 pub(super) async fn write<T, B>(
-    io: &mut T,
+    io: &mut Prefixed<T>,
     answer: Answer<B>,
     peer: &Peer,
-    told: &watch::Receiver<Phase>,
+    told: &watch::Receiver<bool>,
 ) -> Result<End, Broken>
 where
     T: AsyncRead + AsyncWrite + Unpin,
-    B: Body<Data = Bytes>,
-    B::Error: Into<Broken>,
+    B: Body,
 {
-    let (mut head, body) = answer.response.into_parts();
-    let is_last = || answer.closes || *told.borrow() >= Phase::Close;
+    let (mut head, mut body) = answer.response.into_parts();
+    let is_last = || answer.closes || *told.borrow();
     if is_last() {
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let mut writer = Writer { out: Out::new(head.headers), early: Vec::new(), gone: None, ended: None };
-    {
-        let mut body = pin!(body);
-        poll_fn(|cx| writer.poll(cx, io, body.as_mut(), peer)).await?;
-    }
+    let mut writer =
+        Writer { out: Out::new(head.headers), early: Vec::new(), gone: None, next: None, ended: None };
+    poll_fn(|cx| writer.poll(cx, io, &mut body, peer)).await?;
     Ok(if is_last() { End::Last } else { End::Whole(writer.early) })
 }
 
@@ -175,48 +165,37 @@ pub(super) fn head(status: StatusCode, mut headers: HeaderMap) -> Vec<u8> {
     bytes
 }
 
-/// What is about to be written: `small`, then `large` with its end.
+/// What is about to be written: the answer's head if that is still to come, then a chunk (RFC 9112 § 7.1).
 struct Out {
-    small: Vec<u8>,
-    /// How much of `small` was written.
+    head: Vec<u8>,
+    size: Size,
+    data: Bytes,
+    end: &'static [u8],
+    /// How much of all that was written.
     at: usize,
-    large: Bytes,
-    tail: &'static [u8],
 }
 
 impl Out {
+    const EMPTY: Self = Self { head: Vec::new(), size: Size::NONE, data: Bytes::new(), end: b"", at: 0 };
+
     fn new(mut headers: HeaderMap) -> Self {
         headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-        Self { small: head(StatusCode::OK, headers), at: 0, large: Bytes::new(), tail: b"" }
+        Self { head: head(StatusCode::OK, headers), ..Self::EMPTY }
     }
 
-    fn is_empty(&self) -> bool {
-        self.at == self.small.len() && self.large.is_empty() && self.tail.is_empty()
-    }
-
-    /// Whether there is room for another frame.
+    /// There is no chunk yet.
     fn has_room(&self) -> bool {
-        self.large.is_empty() && self.tail.is_empty() && self.small.len() < ENOUGH
+        self.end.is_empty()
     }
 
-    /// Takes a frame, as one chunk. Only with room.
+    /// Takes a chunk's data, which is not empty. Only with room.
     fn push(&mut self, data: Bytes) {
-        use std::io::Write;
-        if data.is_empty() {
-            return;
-        }
-        // A Vec takes every byte.
-        let _ = write!(self.small, "{:x}\r\n", data.len());
-        if data.len() > SMALL {
-            (self.large, self.tail) = (data, b"\r\n");
-            return;
-        }
-        self.small.extend_from_slice(&data);
-        self.small.extend_from_slice(b"\r\n");
+        (self.size, self.data, self.end) = (Size::of(data.len()), data, b"\r\n");
     }
 
-    fn end(&mut self) {
-        self.small.extend_from_slice(LAST);
+    /// The body ends behind what there is.
+    fn push_end(&mut self) {
+        self.end = if self.data.is_empty() { b"0\r\n\r\n" } else { b"\r\n0\r\n\r\n" };
     }
 
     fn poll_write(
@@ -224,27 +203,50 @@ impl Out {
         cx: &mut Context<'_>,
         io: &mut (impl AsyncWrite + Unpin),
     ) -> Poll<io::Result<()>> {
-        while !self.is_empty() {
-            let parts =
-                [IoSlice::new(&self.small[self.at..]), IoSlice::new(&self.large), IoSlice::new(self.tail)];
-            let parts = if self.at == self.small.len() { &parts[1..] } else { &parts[..] };
-            let parts = if self.tail.is_empty() { &parts[..1] } else { parts };
-            let mut written = ready!(Pin::new(&mut *io).poll_write_vectored(cx, parts))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        loop {
+            let mut parts = [&self.head, self.size.line(), &self.data, self.end].map(IoSlice::new);
+            let mut parts = &mut parts[..];
+            IoSlice::advance_slices(&mut parts, self.at);
+            if parts.is_empty() {
+                break;
             }
-            let of_small = written.min(self.small.len() - self.at);
-            self.at += of_small;
-            written -= of_small;
-            let of_large = written.min(self.large.len());
-            let _ = self.large.split_to(of_large);
-            self.tail = &self.tail[written - of_large..];
+            match ready!(Pin::new(&mut *io).poll_write_vectored(cx, parts))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.at += written,
+            }
         }
         // A stream may be silent for long: it keeps no room for what it has said.
-        self.small = Vec::new();
-        self.at = 0;
-        self.large = Bytes::new();
+        *self = Self::EMPTY;
         Pin::new(io).poll_flush(cx)
+    }
+}
+
+/// The line before a chunk's data.
+struct Size {
+    line: [u8; Self::LONGEST],
+    /// Where it begins; it is written from its end.
+    from: usize,
+}
+
+impl Size {
+    const LONGEST: usize = 2 * size_of::<usize>() + 2;
+    const NONE: Self = Self { line: [0; Self::LONGEST], from: Self::LONGEST };
+
+    fn of(size: usize) -> Self {
+        let mut line = [0; Self::LONGEST];
+        let mut from = Self::LONGEST - 2;
+        line[from..].copy_from_slice(b"\r\n");
+        let mut left = size;
+        while left > 0 {
+            from -= 1;
+            line[from] = b"0123456789abcdef"[left % 16];
+            left /= 16;
+        }
+        Self { line, from }
+    }
+
+    fn line(&self) -> &[u8] {
+        &self.line[self.from..]
     }
 }
 
@@ -253,6 +255,8 @@ struct Writer {
     early: Vec<u8>,
     /// Sees the client's end where nothing more is read.
     gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Behind what is in `out`: it may come with that one's end.
+    next: Option<Bytes>,
     /// How the body has ended: what is in `out` is the last.
     ended: Option<Result<(), Broken>>,
 }
@@ -261,30 +265,34 @@ impl Writer {
     fn poll<T, B>(
         &mut self,
         cx: &mut Context<'_>,
-        io: &mut T,
-        mut body: Pin<&mut B>,
+        io: &mut Prefixed<T>,
+        body: &mut B,
         peer: &Peer,
     ) -> Poll<Result<(), Broken>>
     where
         T: AsyncRead + AsyncWrite + Unpin,
-        B: Body<Data = Bytes>,
-        B::Error: Into<Broken>,
+        B: Body,
     {
         self.poll_early(cx, io, peer)?;
+        body.poll_beside(cx);
         loop {
             let mut starved = false;
-            while self.ended.is_none() && !starved && self.out.has_room() {
-                match body.as_mut().poll_frame(cx) {
-                    Poll::Ready(Some(Ok(frame))) => self.out.push(frame.into_data().unwrap_or_default()),
+            while self.ended.is_none() && self.next.is_none() && !starved {
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => self.take(frame.into_data().unwrap_or_default()),
                     Poll::Ready(Some(Err(error))) => self.ended = Some(Err(error.into())),
                     Poll::Ready(None) => {
                         self.ended = Some(Ok(()));
-                        self.out.end();
+                        self.out.push_end();
                     }
                     Poll::Pending => starved = true,
                 }
             }
-            ready!(self.out.poll_write(cx, io))?;
+            ready!(self.out.poll_write(cx, io.io()))?;
+            if let Some(next) = self.next.take() {
+                self.out.push(next);
+                continue;
+            }
             if let Some(ended) = self.ended.take() {
                 return Poll::Ready(ended);
             }
@@ -294,18 +302,29 @@ impl Writer {
         }
     }
 
+    fn take(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        if self.out.has_room() {
+            self.out.push(data);
+        } else {
+            self.next = Some(data);
+        }
+    }
+
     /// Reads what comes meanwhile, which is how the client's end is seen.
     fn poll_early<T: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
-        io: &mut T,
+        io: &mut Prefixed<T>,
         peer: &Peer,
     ) -> io::Result<()> {
         while self.early.len() < EARLY {
             // Few, since a stream seldom reads anything, and never keeps room for it.
             let mut bytes = [0; 256];
             let mut read = ReadBuf::new(&mut bytes);
-            match Pin::new(&mut *io).poll_read(cx, &mut read) {
+            match io.poll_more(cx, &mut read) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Ok(())) if !read.filled().is_empty() => {
                     self.early.extend_from_slice(read.filled())

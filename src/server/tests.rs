@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full};
@@ -581,14 +582,14 @@ async fn requests_that_hyper_lets_through_show_the_flow_what_is_wrong() {
 #[tokio::test]
 async fn a_connection_keeps_no_room_for_tls_or_http2() {
     let (socket, _client) = UnixStream::pair().expect("a pair");
-    let (_phase, told) = watch::channel(Phase::Serve);
+    let (_closing, told) = watch::channel(false);
     let connection = connection::Connection {
         socket: Arc::new(io::Socket::Unix(socket)),
         label: "unix".into(),
         host: "unix".into(),
         settings: Arc::new(Settings { limits: limits(), tls: None }),
         told,
-        _open: Open::one_more(&watch::Sender::new(0), &Gauge::default()),
+        _open: Open::one_more(&Gauge::default()),
     };
     let service = tower::service_fn(|request| async { Ok::<_, Infallible>(describe(request).await) });
     let bytes = size_of_val(&connection.serve(service, refuse));

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -110,7 +110,7 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
 
     /// The data among these bytes.
     fn decode(&mut self, mut bytes: &[u8]) -> Bytes {
-        let mut data = BytesMut::new();
+        let mut data = Vec::new();
         while !bytes.is_empty() && self.error.is_none() {
             let passed = match &mut self.place {
                 Place::End => {
@@ -120,7 +120,9 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
                 Place::Data(left) => {
                     let some = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                     if data.is_empty() {
-                        data.reserve(bytes.len());
+                        // Exact where this is all there is, as it is of a quiet stream.
+                        let is_all = bytes.len() <= some + 2;
+                        data.reserve_exact(if is_all { some } else { bytes.len() });
                     }
                     data.extend_from_slice(&bytes[..some]);
                     *left -= some as u64;
@@ -129,9 +131,9 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
                     }
                     some
                 }
-                place => match next_size(bytes).filter(|_| matches!(place, Place::DataCr)) {
-                    Some((size, passed)) => {
-                        *place = Place::Data(size);
+                place => match line(place, bytes) {
+                    Some((next, passed)) => {
+                        *place = next;
                         passed
                     }
                     None => {
@@ -142,7 +144,7 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
             };
             bytes = &bytes[passed..];
         }
-        data.freeze()
+        data.into()
     }
 
     /// Takes a byte that is no data.
@@ -182,14 +184,22 @@ impl<T: AsyncRead + Unpin> Chunked<T> {
     }
 }
 
-/// The size of the chunk that follows another one's data, if its line is there whole and says nothing else; and how many
-/// bytes that was. Most are: of a busy stream each event is a chunk.
-fn next_size(bytes: &[u8]) -> Option<(u64, usize)> {
+/// What stands between the data of two chunks, or before the first, as most lines do: whole, and with a size alone; or the
+/// end of one chunk with nothing behind it. Gives what the next byte is part of, and how many bytes that was.
+fn line(place: &Place, bytes: &[u8]) -> Option<(Place, usize)> {
     const DIGITS: usize = 8;
-    let line = bytes.strip_prefix(b"\r\n")?;
+    let line = match place {
+        Place::Start => bytes,
+        Place::DataCr => bytes.strip_prefix(b"\r\n")?,
+        _ => return None,
+    };
+    let passed = bytes.len() - line.len();
+    if line.is_empty() {
+        return Some((Place::Start, passed));
+    }
     let digits = line.iter().take(DIGITS).map_while(|byte| char::from(*byte).to_digit(16));
     let (count, size) = digits.fold((0, 0), |(count, size), digit| (count + 1, size * 16 + u64::from(digit)));
-    (size > 0 && line[count..].starts_with(b"\r\n")).then_some((size, count + 4))
+    (size > 0 && line[count..].starts_with(b"\r\n")).then_some((Place::Data(size), passed + count + 2))
 }
 
 impl Trailers {

@@ -226,6 +226,11 @@ impl Body {
         }
     }
 
+    /// hyper gives each chunk by itself.
+    pub(super) fn comes_in_pieces(&self) -> bool {
+        matches!(self.source, Source::Hyper(..))
+    }
+
     pub(super) fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Hyper(incoming, _) => incoming.size_hint(),

@@ -4,30 +4,37 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::Frame;
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::{task::AbortHandle, time::Instant};
 
-use super::Shared;
-use crate::{account::Outcome, relay::body::BoxError, server::Peer};
+use super::{Pump, Shared};
+use crate::{
+    account::Outcome,
+    relay::{alarm::Alarm, body::BoxError},
+    server::Peer,
+};
 
 /// What keeps an idle stream alive: a comment and an empty line (WHATWG HTML § 9.2.7).
 const KEEPALIVE: &[u8] = b":\n\n";
 
-/// What hyper polls on the node's side.
-pub(super) struct StreamBody {
-    pump: JoinHandle<()>,
+/// What is polled on the node's side.
+pub(crate) struct StreamBody {
+    /// Polled with the body; `None` once it has ended, or has a task of its own.
+    pump: Option<Pump>,
+    task: Option<AbortHandle>,
+    /// Whoever writes the body polls the pump too.
+    beside: bool,
     shared: Arc<Shared>,
     keepalive: Duration,
     sent: Instant,
-    timer: Option<Pin<Box<Sleep>>>,
+    /// When there is something for the node although nothing comes.
+    next: Option<Instant>,
+    alarm: Alarm,
     gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     peer: Peer,
 }
@@ -41,10 +48,19 @@ impl http_body::Body for StreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
+        if !this.beside {
+            this.detach();
+        }
         loop {
             let now = Instant::now();
-            let shared = this.shared.clone();
-            let mut state = shared.lock();
+            let mut state = this.shared.lock();
+            // A pump that is polled beside wakes no reader before there is enough: it may be gathering a large piece.
+            if this.beside
+                && state.reader.is_some()
+                && poll_at(&mut this.alarm, this.next, now, cx).is_pending()
+            {
+                return Poll::Pending;
+            }
             state.begun = true;
             if state.cut {
                 return Poll::Ready(Some(Err("the node took nothing for too long".into())));
@@ -61,11 +77,17 @@ impl http_body::Body for StreamBody {
                 return Poll::Ready(None);
             }
             let release = state.queue.next_release();
-            state.reader = Some(cx.waker().clone());
+            // A pump that is polled beside has been by then, and what it finds later is asked for behind it.
+            let waker = if this.beside { Waker::noop() } else { cx.waker() };
+            state.reader = Some(waker.clone());
+            state.awaited = release;
             drop(state);
             let due = (!this.keepalive.is_zero()).then(|| this.sent + this.keepalive);
-            let timer = this.poll_timer(cx, release.into_iter().chain(due).min());
-            if timer.is_pending() {
+            this.next = release.into_iter().chain(due).min();
+            if poll_at(&mut this.alarm, this.next, now, cx).is_pending() {
+                if this.beside {
+                    return Poll::Pending;
+                }
                 ready!(this.poll_gone(cx));
                 return Poll::Ready(Some(Err("the node is gone".into())));
             }
@@ -76,10 +98,40 @@ impl http_body::Body for StreamBody {
     }
 }
 
+fn poll_at(alarm: &mut Alarm, at: Option<Instant>, now: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    at.map_or(Poll::Pending, |at| alarm.poll(at, now, cx))
+}
+
 impl StreamBody {
     /// The body that owns `pump`.
-    pub(super) fn new(pump: JoinHandle<()>, shared: Arc<Shared>, keepalive: Duration, peer: Peer) -> Self {
-        Self { pump, shared, keepalive, sent: Instant::now(), timer: None, gone: None, peer }
+    pub(super) fn new(pump: Pump, shared: Arc<Shared>, keepalive: Duration, peer: Peer) -> Self {
+        Self {
+            pump: Some(pump),
+            task: None,
+            beside: false,
+            shared,
+            keepalive,
+            sent: Instant::now(),
+            next: None,
+            alarm: Alarm::default(),
+            gone: None,
+            peer,
+        }
+    }
+
+    /// Polls the pump.
+    pub(crate) fn poll_beside(&mut self, cx: &mut Context<'_>) {
+        self.beside = true;
+        if self.pump.as_mut().is_some_and(|pump| Pin::new(pump).poll(cx).is_ready()) {
+            self.pump = None;
+        }
+    }
+
+    /// Gives the pump a task of its own.
+    pub(crate) fn detach(&mut self) {
+        if let Some(pump) = self.pump.take() {
+            self.task = Some(tokio::spawn(pump).abort_handle());
+        }
     }
 
     fn comment(&mut self) -> Frame<Bytes> {
@@ -90,21 +142,6 @@ impl StreamBody {
         drop(state);
         self.sent = Instant::now();
         Frame::data(Bytes::from_static(KEEPALIVE))
-    }
-
-    /// Ready when `next` has come; the timer is only moved when it would be late.
-    fn poll_timer(&mut self, cx: &mut Context<'_>, next: Option<Instant>) -> Poll<()> {
-        let Some(next) = next else { return Poll::Pending };
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
-        loop {
-            if timer.is_elapsed() || timer.deadline() > next {
-                timer.as_mut().reset(next);
-            }
-            ready!(timer.as_mut().poll(cx));
-            if Instant::now() >= next {
-                return Poll::Ready(());
-            }
-        }
     }
 
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -118,6 +155,8 @@ impl Drop for StreamBody {
         let mut state = self.shared.lock();
         state.exchange.left.get_or_insert_with(Instant::now);
         drop(state);
-        self.pump.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }

@@ -3,7 +3,6 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use tokio::time::Instant;
 
 use super::{Closing, Pump, State, Upstream};
 use crate::{
@@ -19,8 +18,12 @@ use crate::{
 impl Pump {
     /// A cancel, a drain or an operator ended the stream.
     pub(super) fn poll_ended_from_outside(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(running) = self.running.clone() else { return false };
+        let Some(running) = &self.running else { return false };
         let closed = running.poll_closed(cx).is_ready();
+        if !running.is_won() {
+            return false;
+        }
+        let running = running.clone();
         let by = running.cancelled().map(|(by, _)| by);
         if running.is_won() && matches!(by, Some(CancelledBy::Notification)) {
             self.shared.lock().mute();
@@ -91,7 +94,7 @@ impl Pump {
             Some(Closing::Broken(failure)) => &failure.message,
             _ => "the upstream ended its stream",
         };
-        let attempt = self.listen.as_mut().and_then(|listen| listen.again(why, Instant::now()));
+        let attempt = self.listen.as_mut().and_then(|listen| listen.again(why, self.now));
         let Some(attempt) = attempt else { return false };
         self.upstream = Some(Upstream::Dropped(attempt));
         self.closing = None;

@@ -2,8 +2,6 @@
 
 use std::{task::Context, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{Closing, LINGER, Pump, Settling, State};
 use crate::{
     message::Era,
@@ -50,7 +48,7 @@ impl Pump {
             && listen.change().is_some()
         {
             if let Some(change) = listen.take_change() {
-                state.push(change, Class::Kept, Instant::now());
+                state.push(change, Class::Kept, self.now);
             }
             return true;
         }
@@ -60,7 +58,7 @@ impl Pump {
     }
 
     fn give(&mut self, state: &mut State, event: Event) {
-        let now = Instant::now();
+        let now = self.now;
         let look = match &mut self.listen {
             Some(listen) => listen.see(event, now),
             None => Look::Pass(event),
@@ -129,7 +127,7 @@ impl Pump {
         };
         let settles = seen.answer.as_ref().zip(seen.event.data.as_ref());
         match settles.and_then(|(answer, data)| state.exchange.settle(data, answer)) {
-            Some(work) => self.settling = Some(Settling { work, event: seen.event, class }),
+            Some(work) => self.settling = Some(Box::new(Settling { work, event: seen.event, class })),
             None => state.push(seen.event, class, now),
         }
     }

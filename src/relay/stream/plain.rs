@@ -4,7 +4,7 @@
 //! only replaces what waits is never made an event. Nothing is done here that the long way would not do too, and whatever
 //! is not clear is left to it.
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 use bytes::{Buf, Bytes};
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use super::{Pump, State, state::FRAME};
 use crate::{
     message::{
         Id,
-        plain::{Steps, is_notification},
+        plain::{Step, Steps, is_notification},
     },
     relay::{
         queue::Class,
@@ -36,31 +36,25 @@ pub(super) struct Known {
 /// After so many nothing more is learnt: the steps are not alike, or of several in turn.
 const MISSES: u8 = 8;
 
-/// What a step says: its value and its total.
-type Step = (f64, Option<f64>);
-
 impl Pump {
     /// Takes what the chunk begins with, as long as that needs no closer look.
     pub(super) fn pass_plain(&mut self, chunk: &mut Bytes) {
         if self.listen.is_some() || self.source.answered || !self.backlog.is_empty() {
             return;
         }
-        let shared = self.shared.clone();
-        let mut state = shared.lock();
+        let mut state = self.shared.lock();
         if state.muted || !state.may_hold_more() {
             return;
         }
-        let now = Instant::now();
-        let mut way = Way { state: &mut state, chunk, now, at: 0, run: 0, events: 0, newest: None };
-        while let Some((data, length)) =
-            sse::plain(&chunk[way.at..]).filter(|(_, length)| *length <= self.event_limit)
+        let now = self.now;
+        let mut way =
+            Way { state: &mut state, chunk: &mut *chunk, now, at: 0, run: 0, events: 0, newest: None };
+        while let Some((step, length)) = begins(&way.chunk[way.at..], self.known.as_mut())
+            && length <= self.event_limit
         {
-            let data = &chunk[way.at + data.start..way.at + data.end];
-            let known = self.known.as_mut();
-            let step = known.and_then(|known| known.step(data).map(|step| (&*known, step)));
-            let passed = match step {
-                Some((known, step)) => way.progress(known, step, length),
-                None => is_notification(data) && way.keep(length),
+            let passed = match step.zip(self.known.as_ref()) {
+                Some((step, known)) => way.progress(known, step, length),
+                None => way.keep(length),
             };
             if !passed {
                 break;
@@ -72,7 +66,7 @@ impl Pump {
             self.scanner.passed_plain();
             self.clocks.message(now);
             state.count_held();
-            chunk.advance(taken);
+            chunk.advance(taken.min(chunk.len()));
         }
     }
 
@@ -87,7 +81,12 @@ impl Pump {
         let missed = self.known.as_ref().map_or(0, |known| known.missed + 1);
         if missed < MISSES {
             let own = seen.progress.is_some();
-            self.known = Some(Known { token: token.clone(), own, steps: Steps::like(data), missed });
+            let wire = &seen.event.bytes;
+            let steps = match sse::plain(wire) {
+                Some((at, _)) if wire[at.clone()] == *data => Steps::like(wire, at),
+                _ => Steps::like(data, 0..data.len()),
+            };
+            self.known = Some(Known { token: token.clone(), own, steps, missed });
         }
     }
 }
@@ -98,12 +97,30 @@ impl Known {
         self.missed = 0;
         Some(step)
     }
+
+    fn next(&mut self, bytes: &[u8]) -> Option<(Step, usize)> {
+        let next = self.steps.as_ref()?.next(bytes)?;
+        self.missed = 0;
+        Some(next)
+    }
+}
+
+/// How long the event is that these bytes begin with, and what it says if it is a step; `None` if a closer look is needed.
+fn begins(bytes: &[u8], mut known: Option<&mut Known>) -> Option<(Option<Step>, usize)> {
+    if let Some((step, length)) = known.as_mut().and_then(|known| known.next(bytes)) {
+        return Some((Some(step), length));
+    }
+    let (data, length) = sse::plain(bytes)?;
+    let data = &bytes[data];
+    let step = known.as_mut().and_then(|known| known.step(data));
+    (step.is_some() || is_notification(data)).then_some((step, length))
 }
 
 /// What was taken of a chunk so far.
 struct Way<'a> {
     state: &'a mut State,
-    chunk: &'a Bytes,
+    /// Empty once it went out whole.
+    chunk: &'a mut Bytes,
     now: Instant,
     /// Up to here.
     at: usize,
@@ -170,8 +187,10 @@ impl Way<'_> {
     /// What was taken stands in the queue, or goes out.
     fn settle(&mut self) {
         if self.events > 0 {
-            self.state.put(self.chunk.slice(self.run..self.at));
-            self.state.events += std::mem::take(&mut self.events);
+            let is_whole = self.run == 0 && self.at == self.chunk.len();
+            let run = if is_whole { mem::take(self.chunk) } else { self.chunk.slice(self.run..self.at) };
+            self.state.put(run);
+            self.state.events += mem::take(&mut self.events);
             self.state.taken = self.now;
         }
         if let Some(Newest { place, step: (value, total), own }) = self.newest.take() {

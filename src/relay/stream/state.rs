@@ -59,6 +59,8 @@ pub(super) struct State {
     /// The body was polled.
     pub(super) begun: bool,
     pub(super) reader: Option<Waker>,
+    /// When progress that waits for its rate may go out, as that knows.
+    pub(super) awaited: Option<Instant>,
     /// The pump, while it waits for the node to read.
     pub(super) pump: Option<Waker>,
     /// When the node last took something, or there was nothing to take.
@@ -73,7 +75,8 @@ pub(super) struct State {
     pub(super) out_final: bool,
     /// The last bytes to the node were a comment of ours.
     pub(super) ours_last: bool,
-    pub(super) exchange: Exchange,
+    /// Large, and seldom looked at.
+    pub(super) exchange: Box<Exchange>,
 }
 
 impl State {
@@ -198,6 +201,18 @@ impl State {
     pub(super) fn count_held(&mut self) {
         let bytes = self.queue.bytes() + self.out_bytes;
         self.held.set(bytes);
+    }
+
+    /// There may be more for the node than its connection knows of. Progress that waits for its rate is awaited already, however
+    /// often newer takes its place.
+    pub(super) fn has_news(&self) -> bool {
+        if self.drained() {
+            return false;
+        }
+        let only_waits = self.out.is_empty() && self.last_words.is_none();
+        let is_awaited =
+            self.reader.is_some() && self.awaited.is_some() && self.queue.next_release() == self.awaited;
+        !(only_waits && is_awaited)
     }
 
     pub(super) fn wake_reader(&mut self) {

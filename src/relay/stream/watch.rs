@@ -13,15 +13,14 @@ use crate::{
 impl Pump {
     /// The idle clock stands still while the node owes an answer, or does not read.
     pub(super) fn stand_still(&mut self) {
-        let now = Instant::now();
         let asking = self.running.as_ref().is_some_and(|running| running.awaits_node());
         let blocked = !self.backlog.is_empty() || self.assembly.waits();
         for (was, is) in [(&mut self.asking, asking), (&mut self.blocked, blocked)] {
             if *was != is {
                 if is {
-                    self.clocks.pause(now)
+                    self.clocks.pause(self.now)
                 } else {
-                    self.clocks.resume(now)
+                    self.clocks.resume(self.now)
                 }
                 *was = is;
             }
@@ -48,12 +47,9 @@ impl Pump {
             let Some(next) = [stall, clock, linger].into_iter().flatten().min() else {
                 return Poll::Pending;
             };
-            let late = self.timer.is_elapsed() || self.timer.deadline() > next;
-            if late {
-                self.timer.as_mut().reset(next);
-            }
-            ready!(self.timer.as_mut().poll(cx));
-            self.expired(Instant::now());
+            ready!(self.alarm.poll(next, self.now, cx));
+            self.now = Instant::now();
+            self.expired(self.now);
         }
     }
 
