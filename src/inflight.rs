@@ -172,7 +172,7 @@ impl Running {
         *lock(&self.cancel)
     }
 
-    /// A cancel has won: what still comes is not sent.
+    /// A cancel has won, and what still comes is not sent; or the stream was closed, which is more.
     pub fn is_won(&self) -> bool {
         self.phase.load(Ordering::Acquire) >= WON
     }

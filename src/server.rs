@@ -99,7 +99,7 @@ pub async fn run<S, R, B>(
             () = &mut stop => break,
             // A closed channel is no change: the settings just stay.
             Ok(()) = settings.changed() => continue,
-            // What one that has panicked has to say was said.
+            // A panic has been reported already.
             Some(_) = open.join_next() => continue,
             accepted = listener.accept(), if open.len() < limit => accepted,
         };

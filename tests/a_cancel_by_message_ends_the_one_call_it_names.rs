@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
@@ -318,6 +318,58 @@ fn the_grace_bounds_the_wait_for_the_cancel_s_answer_but_not_the_cancel_itself()
     upstream.wait_closed(carrier(&upstream, &7.into()));
     answer.open();
     assert_eq!(canceller.response().status(), 202);
+}
+
+/// Whoever writes the node's stream: in each version of HTTP it is another part of the sidecar.
+#[test]
+fn progress_that_waits_for_its_rate_as_a_cancel_wins_goes_nowhere_and_keeps_no_thread_busy() {
+    let upstream = Upstream::start(|request, reply| {
+        let Some(id) = request.json().get("id").cloned() else {
+            // The cancel is not answered: the grace bounds how long the stream stays.
+            return reply.hang();
+        };
+        reply.sse(&[]);
+        for n in 1.. {
+            if reply.closed() {
+                break;
+            }
+            reply.event(&progress(&id, n));
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    // Longer than any progress waits for its rate.
+    let sidecar = Sidecar::with_config(&format!(
+        "[upstreams.mcp]\nurl = \"{}\"\ncancel_grace = \"500ms\"\n",
+        upstream.url()
+    ));
+    // More than may pass at once.
+    let is_late = |body: &[u8]| body.windows(8).filter(|bytes| bytes == b"progress").count() > 3 * 9;
+    let canceller = sidecar.client();
+    let node = sidecar.client();
+    node.send(&call(7));
+    node.body(is_late);
+    canceller.send(&cancel(7));
+    let told = node.response().text();
+    assert!(!told.contains("result"), "{told}");
+    is_cancelled_by_message(&line_of(&sidecar, &7.into()));
+
+    let old = String::from_utf8(call(8).bytes(&sidecar.listen)).unwrap().replacen("HTTP/1.1", "HTTP/1.0", 1);
+    let node = sidecar.client();
+    node.write(old);
+    node.body(is_late);
+    sidecar.client().send(&cancel(8));
+    node.closed();
+    is_cancelled_by_message(&line_of(&sidecar, &8.into()));
+
+    let node = Node::connect(&sidecar.listen);
+    let mut waiting = node.send(&call(9));
+    // Some of the numbers between are left out.
+    node.wait_body(&mut waiting, r#""progress":8}"#);
+    thread::sleep(Duration::from_millis(150));
+    let _cancel = node.send(&cancel(9));
+    node.rest(&mut waiting);
+    is_cancelled_by_message(&line_of(&sidecar, &9.into()));
+    upstream.wait_closed(carrier(&upstream, &9.into()));
 }
 
 #[test]

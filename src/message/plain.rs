@@ -369,7 +369,15 @@ mod tests {
                 let Some(Answer::Progress(first)) = answer::look(one.as_bytes()) else {
                     return Err(TestCaseError::fail(one));
                 };
+                let on_wire = |data: &str| format!("event: message\ndata: {data}\n\n");
+                let wire = on_wire(&one);
+                let begins = Steps::like(wire.as_bytes(), 21..wire.len() - 2);
                 for data in [&one, &other] {
+                    let wire = on_wire(data);
+                    let next = begins.as_ref().and_then(|steps| steps.next(wire.as_bytes()));
+                    if let Some((step, length)) = next {
+                        prop_assert_eq!((Some(step), length), (steps.step(data.as_bytes()), wire.len()));
+                    }
                     if let Some((value, total)) = steps.step(data.as_bytes()) {
                         let Some(Answer::Progress(progress)) = answer::look(data.as_bytes()) else {
                             return Err(TestCaseError::fail(data.clone()));

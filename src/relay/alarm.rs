@@ -12,8 +12,8 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-/// Rings once a deadline is over. It is set anew only where it would ring late, so that a deadline that moves on costs
-/// nothing: it rings for one that was left behind, and is set anew by then.
+/// Rings once a deadline is over. Its timer is set anew only where that would run out too late: a deadline that moves on
+/// costs nothing until the timer runs out for an earlier one, and is then set to where the deadline is by now.
 #[derive(Default)]
 pub(super) struct Alarm(Option<Set>);
 
@@ -31,7 +31,8 @@ impl fmt::Debug for Alarm {
 }
 
 impl Alarm {
-    /// Ready when `at` has come. `now` is the time, or was lately.
+    /// Ready when `at` has come, at once and each time: who polls this in a loop has to have a way out of it. `now` is the
+    /// time, or was lately.
     pub(super) fn poll(&mut self, at: Instant, mut now: Instant, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if now >= at {

@@ -251,6 +251,11 @@ impl Queue {
         }
     }
 
+    /// Forgets what is held: none of it goes out.
+    pub fn clear(&mut self) {
+        while self.remove(0).is_some() {}
+    }
+
     /// Nothing is left.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()

@@ -1,4 +1,4 @@
-//! The socket of a connection, shared between hyper, which reads and writes it, and [`Peer`], which only watches it.
+//! The socket of a connection, shared between who reads and writes it, and [`Peer`], which only watches it.
 
 use std::{
     future::Future,

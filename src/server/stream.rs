@@ -25,6 +25,7 @@ use crate::headers::is_content_type;
 
 /// Bytes of next requests that are read meanwhile. It takes reading to see that a client is gone.
 const EARLY: usize = 8 << 10;
+
 /// An answer whose stream is to be written.
 pub(super) struct Answer<B> {
     response: Response<B>,
@@ -140,8 +141,7 @@ where
     if is_last() {
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let mut writer =
-        Writer { out: Out::new(head.headers), early: Vec::new(), gone: None, next: None, ended: None };
+    let mut writer = Writer { out: Out::new(head.headers), early: Vec::new(), gone: None, ended: None };
     poll_fn(|cx| writer.poll(cx, io, &mut body, peer)).await?;
     Ok(if is_last() { End::Last } else { End::Whole(writer.early) })
 }
@@ -188,8 +188,11 @@ impl Out {
         self.end.is_empty()
     }
 
-    /// Takes a chunk's data, which is not empty. Only with room.
+    /// Takes a chunk's data. Only with room.
     fn push(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
         (self.size, self.data, self.end) = (Size::of(data.len()), data, b"\r\n");
     }
 
@@ -255,8 +258,6 @@ struct Writer {
     early: Vec<u8>,
     /// Sees the client's end where nothing more is read.
     gone: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Behind what is in `out`: it may come with that one's end.
-    next: Option<Bytes>,
     /// How the body has ended: what is in `out` is the last.
     ended: Option<Result<(), Broken>>,
 }
@@ -277,22 +278,20 @@ impl Writer {
         body.poll_beside(cx);
         loop {
             let mut starved = false;
-            while self.ended.is_none() && self.next.is_none() && !starved {
+            while self.ended.is_none() && self.out.has_room() && !starved {
                 match Pin::new(&mut *body).poll_frame(cx) {
-                    Poll::Ready(Some(Ok(frame))) => self.take(frame.into_data().unwrap_or_default()),
-                    Poll::Ready(Some(Err(error))) => self.ended = Some(Err(error.into())),
-                    Poll::Ready(None) => {
-                        self.ended = Some(Ok(()));
-                        self.out.push_end();
+                    Poll::Ready(Some(Ok(frame))) => {
+                        self.out.push(frame.into_data().unwrap_or_default());
+                        if body.is_end_stream() {
+                            self.end();
+                        }
                     }
+                    Poll::Ready(Some(Err(error))) => self.ended = Some(Err(error.into())),
+                    Poll::Ready(None) => self.end(),
                     Poll::Pending => starved = true,
                 }
             }
             ready!(self.out.poll_write(cx, io.io()))?;
-            if let Some(next) = self.next.take() {
-                self.out.push(next);
-                continue;
-            }
             if let Some(ended) = self.ended.take() {
                 return Poll::Ready(ended);
             }
@@ -302,15 +301,9 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, data: Bytes) {
-        if data.is_empty() {
-            return;
-        }
-        if self.out.has_room() {
-            self.out.push(data);
-        } else {
-            self.next = Some(data);
-        }
+    fn end(&mut self) {
+        self.ended = Some(Ok(()));
+        self.out.push_end();
     }
 
     /// Reads what comes meanwhile, which is how the client's end is seen.

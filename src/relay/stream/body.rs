@@ -51,7 +51,8 @@ impl http_body::Body for StreamBody {
         if !this.beside {
             this.detach();
         }
-        loop {
+        // What is due goes out in the second turn at the latest.
+        for _ in 0..2 {
             let now = Instant::now();
             let mut state = this.shared.lock();
             // A pump that is polled beside wakes no reader before there is enough: it may be gathering a large piece.
@@ -95,6 +96,15 @@ impl http_body::Body for StreamBody {
                 return Poll::Ready(Some(Ok(this.comment())));
             }
         }
+        // Nothing here may keep the thread, whatever the timers say.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Nothing but what is taken already: the last frame goes out with the stream's end.
+    fn is_end_stream(&self) -> bool {
+        let state = self.shared.lock();
+        state.ended && state.drained() && !state.cut && state.exchange.is_won()
     }
 }
 

@@ -25,7 +25,7 @@ impl Pump {
         }
         let running = running.clone();
         let by = running.cancelled().map(|(by, _)| by);
-        if running.is_won() && matches!(by, Some(CancelledBy::Notification)) {
+        if matches!(by, Some(CancelledBy::Notification)) {
             self.shared.lock().mute();
         }
         if !closed {

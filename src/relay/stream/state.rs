@@ -120,7 +120,7 @@ impl State {
             self.put(words);
         }
         let mut bytes = self.next_frame()?;
-        // What hyper has taken is counted no more, so it gets no more than a slow node can hold up there.
+        // What was taken is counted no more, so that is no more than a slow node may hold up.
         let rest = bytes.split_off(bytes.len().min(LARGEST));
         if !rest.is_empty() {
             self.out.insert(0, rest);
@@ -228,6 +228,8 @@ impl State {
 
     pub(super) fn mute(&mut self) {
         self.muted = true;
+        // What waits here is awaited, and would never be let out.
+        self.queue.clear();
         self.out.clear();
         self.out_bytes = 0;
         self.held.set(0);

@@ -63,7 +63,7 @@ impl Pump {
                 self.scan_rest();
                 self.deliver_all();
                 if self.source.answered {
-                    return;
+                    return self.flush();
                 }
                 return self.fail(&Failure::unknown(reason, message));
             }
