@@ -4,13 +4,13 @@
 
 mod support;
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use support::{
     Client, Gate, Post, Request, Sidecar, Upstream,
     http::Response,
     http2::Node,
-    mcp::{call, cancel, modern_call, progress, result},
+    mcp::{call, cancel, event, modern_call, progress, result},
     sse,
     upstream::Reply,
 };
@@ -329,21 +329,18 @@ fn progress_that_waits_for_its_rate_as_a_cancel_wins_goes_nowhere_and_keeps_no_t
             return reply.hang();
         };
         reply.sse(&[]);
-        for n in 1.. {
-            if reply.closed() {
-                break;
-            }
-            reply.event(&progress(&id, n));
-            thread::sleep(Duration::from_millis(10));
-        }
+        // In one piece: when the last that may pass at once has come, the next one waits.
+        reply.chunk((1..=9).map(|n| event(progress(&id, n))).collect::<String>());
+        reply.hang();
     });
-    // Longer than any progress waits for its rate.
+    // The stream stays longer than its progress waits for its rate.
     let sidecar = Sidecar::with_config(&format!(
-        "[upstreams.mcp]\nurl = \"{}\"\ncancel_grace = \"500ms\"\n",
+        "[upstreams.mcp]\nurl = \"{}\"\ncancel_grace = \"1s\"\n\
+         [upstreams.mcp.progress]\nburst = 8\nmin_interval = \"500ms\"\n",
         upstream.url()
     ));
-    // More than may pass at once.
-    let is_late = |body: &[u8]| body.windows(8).filter(|bytes| bytes == b"progress").count() > 3 * 9;
+    const LAST: &str = r#""progress":8}"#;
+    let is_late = |body: &[u8]| String::from_utf8_lossy(body).contains(LAST);
     let canceller = sidecar.client();
     let node = sidecar.client();
     node.send(&call(7));
@@ -363,9 +360,7 @@ fn progress_that_waits_for_its_rate_as_a_cancel_wins_goes_nowhere_and_keeps_no_t
 
     let node = Node::connect(&sidecar.listen);
     let mut waiting = node.send(&call(9));
-    // Some of the numbers between are left out.
-    node.wait_body(&mut waiting, r#""progress":8}"#);
-    thread::sleep(Duration::from_millis(150));
+    node.wait_body(&mut waiting, LAST);
     let _cancel = node.send(&cancel(9));
     node.rest(&mut waiting);
     is_cancelled_by_message(&line_of(&sidecar, &9.into()));

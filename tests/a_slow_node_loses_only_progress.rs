@@ -21,6 +21,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use support::{
     BOUND, Client, Gate, Over, Post, Sidecar, Upstream, Watched,
     http::{Body, Head},
+    http2::Node,
     mcp::{call, event, modern_call, progress, result},
     sse,
 };
@@ -718,6 +719,16 @@ fn a_node_that_takes_no_byte_for_the_stall_time_is_closed_and_its_upstream_too()
     upstream.wait_closed(0);
     let line = &sidecar.wait_lines(1)[0];
     assert_eq!((&line["outcome"], &line["cancelled_by"]), (&"cancelled".into(), &"disconnect".into()));
+}
+
+/// Nothing is asked of a body that there is no room for, and the reading must not wait for that.
+#[test]
+fn a_node_that_grants_no_window_at_all_does_not_stop_the_reading() {
+    let (upstream, counter) = flood(turns(1500, BEYOND), plain_result);
+    let sidecar = sidecar(&upstream, "");
+    let node = Node::with_window(&sidecar.listen, 0);
+    let _stalled = node.send(&call(1));
+    written(&counter, 1501);
 }
 
 /// One connection of HTTP/2, whose streams share nothing but it.

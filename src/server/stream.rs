@@ -332,3 +332,61 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::BytesMut;
+    use http_body::Frame;
+    use tokio::io::{AsyncReadExt, duplex};
+
+    use super::*;
+
+    /// Always has another frame. Counts those it gave, and how often its own work was done.
+    #[derive(Clone, Default)]
+    struct Endless {
+        given: Arc<AtomicUsize>,
+        beside: Arc<AtomicUsize>,
+    }
+
+    impl http_body::Body for Endless {
+        type Data = Bytes;
+        type Error = Broken;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+            self.given.fetch_add(1, Ordering::Relaxed);
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 4096])))))
+        }
+    }
+
+    impl Body for Endless {
+        fn poll_beside(&mut self, _: &mut Context<'_>) {
+            self.beside.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_works_on_while_its_client_takes_nothing_and_is_asked_for_no_frame() {
+        let (io, mut client) = duplex(1024);
+        let mut io = Prefixed::http1(BytesMut::new(), Turn::new(), io);
+        let body = Endless::default();
+        let answer = Answer { response: Response::new(body.clone()), closes: false };
+        let (_closing, told) = watch::channel(false);
+        let peer = Peer::detached("client", "client");
+        let mut writing = pin!(write(&mut io, answer, &peer, &told));
+        let counts = || (body.given.load(Ordering::Relaxed), body.beside.load(Ordering::Relaxed));
+        for polls in 1..=3 {
+            let blocked = poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx).is_pending())).await;
+            assert!(blocked && counts() == (1, polls), "{:?} after {polls}", counts());
+        }
+        // Once it takes something it is given more.
+        while counts().0 == 1 {
+            client.read_u8().await.expect("there is more");
+            assert!(poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx).is_pending())).await);
+        }
+    }
+}
